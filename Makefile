@@ -1,0 +1,51 @@
+# Every target sets up what it needs in .venv and may be repeated at any time.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+NOTEBOOKS := $(wildcard notebooks/*.ipynb)
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test lab bench picture clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+env: $(READY) ## install everything into .venv (minutes the first time, nothing to do afterwards)
+
+demo: env ## predict and run the strategies on 4 real processes: out/report.html, out/summary.csv
+	$(BIN)/pdlab compare --ranks 4 --microbatches 8 --mode paced --out out
+
+test: env ## lint, types, tests and all notebooks
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy pdlab
+	$(BIN)/python -m pytest -q
+	$(if $(NOTEBOOKS),$(BIN)/python -m pytest -q --nbmake --nbmake-timeout=90 $(NOTEBOOKS))
+
+lab: env ## open the notebooks in JupyterLab
+	$(BIN)/jupyter lab notebooks
+
+bench: env ## print the ratios and errors that this machine reaches
+	$(BIN)/python benchmarks/run.py
+
+picture: env ## redraw the picture that the README shows
+	$(BIN)/pdlab picture --out docs/schedules.png
+
+clean: ## remove results, builds and caches, but keep .venv
+	rm -rf out build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./.venv -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
+
+# A .venv that lacks pip (an install cut short) or has an old Python is made anew. torch goes first and alone: of its many
+# builds, the pinned one must be chosen before another package asks for any.
+$(READY): pyproject.toml constraints.txt
+	@$(BIN)/python -c 'import pip; $(NEW_ENOUGH)' 2>/dev/null || { \
+	  fail() { echo "pdlab: $$1" >&2; exit 1; }; \
+	  command -v $(PYTHON) >/dev/null || fail "$(PYTHON) not found: install Python 3.11 or newer, or name it: make env PYTHON=/path/to/python"; \
+	  $(PYTHON) -c '$(NEW_ENOUGH)' || fail "$(PYTHON) is $$($(PYTHON) -V 2>&1), 3.11 or newer is needed: make env PYTHON=python3.11"; \
+	  $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || fail "$(PYTHON) has no venv module: install it (on Debian and Ubuntu: apt install python3-venv)"; \
+	  $(PYTHON) -m venv --clear .venv; }
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""The executor: the interpreter that keeps, for each value, the tensor."""

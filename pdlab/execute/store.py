@@ -1,0 +1,203 @@
+"""What one rank holds while it runs, and how each op that needs no other rank changes it.
+
+Values enter when an op writes them and leave when an op consumes them; nothing else keeps a tensor alive. So the bytes counted here
+are the bytes that a schedule needs.
+"""
+
+from dataclasses import dataclass, field
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from pdlab.models.spec import Segment
+from pdlab.ops import Kind, Op, Value, label, payload
+from pdlab.optimizers import Optimizer
+from pdlab.program import Program, Role
+from pdlab.segments import run
+from pdlab.signature import Operands, operands
+from pdlab.state import FLOAT, views
+from pdlab.tape import Tape
+
+Held = Tensor | Tape
+
+
+@dataclass
+class Store:
+    """The values of one rank. `gradients` and `weights` record, for every step, what it read and what it wrote, if asked."""
+
+    program: Program
+    rank: int
+    optimizer: Optimizer
+    record: bool = False
+    values: dict[Value, Held] = field(default_factory=dict)
+    sizes: dict[Value, int] = field(default_factory=dict)
+    live: int = 0
+    gradients: dict[Value, Tensor] = field(default_factory=dict)
+    weights: dict[Value, Tensor] = field(default_factory=dict)
+
+    def begin(self, program: Program) -> int:
+        """Go on with another program from the values held now, which must be its `live_in`; returns the bytes held."""
+        wanted, held = program.ranks[self.rank].live_in, set(self.values)
+        for value in held - wanted:
+            self.drop(value)
+        assert wanted <= held, f"rank {self.rank} lacks {sorted(wanted - held)}"
+        self.program = program
+        return self.live
+
+    def put(self, value: Value, held: Held, size: int | None = None) -> None:
+        self.values[value] = held
+        self.sizes[value] = _num_bytes(held) if size is None else size
+        self.live += self.sizes[value]
+
+    def drop(self, value: Value) -> None:
+        self.live -= self.sizes.pop(value)
+        del self.values[value]
+
+    def tensor(self, value: Value) -> Tensor:
+        held = self.values[value]
+        assert isinstance(held, Tensor), f"rank {self.rank}: {value} is a tape, not a tensor"
+        return held
+
+    def tensors(self, values: tuple[Value, ...]) -> list[Tensor]:
+        return [self.tensor(value) for value in payload(values)]
+
+    def finish(self, op: Op, written: list[Held]) -> None:
+        """Enter what the op wrote and let go of what it consumed."""
+        for value, held in zip(payload(op.writes), written, strict=True):
+            self.put(value, held)
+        for value in op.writes[len(payload(op.writes)) :]:
+            self.put(value, torch.empty(0))
+        for value in op.consumes:
+            self.drop(value)
+
+    def allowed(self, op: Op) -> bool:
+        """Whether the guard of an op lets it run."""
+        return op.guard is None or bool(self.tensor(op.guard).item())
+
+    @torch.no_grad()
+    def compute(self, op: Op) -> list[Held]:
+        """The values that an op writes, for ops that concern this rank alone."""
+        if not self.allowed(op):
+            return [self.values[value] for value in op.inputs[: len(op.writes)]]
+        match op.kind:
+            case Kind.FORWARD | Kind.BACKWARD | Kind.BACKWARD_INPUT | Kind.BACKWARD_WEIGHT:
+                return self._pass(op)
+            case Kind.STEP:
+                return self._step(op)
+            case Kind.ADD:
+                first, second = self.tensors(op.inputs)
+                return [first.add_(second) if op.inputs[0] in op.consumes else first + second]
+            case Kind.FINITE:
+                finite = all(bool(torch.isfinite(t).all()) for t in self.tensors(op.inputs))
+                return [torch.tensor(finite, dtype=torch.uint8)]
+            case Kind.FREE:
+                return []
+            case (
+                Kind.SEND | Kind.RECV | Kind.ALL_REDUCE | Kind.ALL_GATHER | Kind.REDUCE_SCATTER | Kind.ALL_TO_ALL
+            ):
+                raise AssertionError(f"{label(op)} concerns other ranks")
+            case _:
+                assert_never(op.kind)
+
+    # --- forward and backward of a segment
+
+    def _pass(self, op: Op) -> list[Held]:
+        segment = self.program.model.segments[self.program.stages[op.stage][op.segment]]
+        found = operands(op, segment)
+        match op.kind:
+            case Kind.FORWARD:
+                return self._forward(segment, found)
+            case Kind.BACKWARD:
+                return self._backward(segment, found, op)
+            case Kind.BACKWARD_INPUT:
+                return self._backward_input(segment, found)
+            case _:
+                return self._backward_weight(segment, found, op)
+
+    def _named(self, segment: Segment, found: Operands) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The inputs of an op and its weights, both by role."""
+        specs = segment.inputs if found.outputs else segment.kept_inputs
+        inputs = {f"input {t.name}": self.tensor(v) for t, v in zip(specs, found.inputs, strict=True)}
+        weights = {}
+        for group, value in zip(segment.groups, found.weights, strict=True):
+            names = [param.name for param in group.params]
+            weights |= dict(zip(names, views(self.tensor(value), group), strict=True))
+        return inputs, weights
+
+    def _forward(self, segment: Segment, found: Operands) -> list[Held]:
+        inputs, weights = self._named(segment, found)
+        tape = Tape({**inputs, **weights})
+        with torch.enable_grad(), tape.recording():
+            entered = [
+                tape.enter(role, t) if spec.grad is not None else t
+                for (role, t), spec in zip(inputs.items(), segment.inputs, strict=True)
+            ]
+            outputs = run(segment, tape, entered, {name: tape.enter(name, t) for name, t in weights.items()})
+        tape.watch([t for t, spec in zip(outputs, segment.outputs, strict=True) if spec.grad is not None])
+        return [*(t.detach().contiguous() for t in outputs), tape]
+
+    def _backward_input(self, segment: Segment, found: Operands, postpone: bool = True) -> list[Held]:
+        tape = self._take(segment, found)
+        tape.backward(self.tensors(found.output_gradients), postpone)
+        gradients: list[Held] = []
+        for t in segment.graded_inputs:
+            gradients.append(tape.gradients.pop(f"input {t.name}").contiguous())
+        return [tape, *gradients] if postpone else gradients
+
+    def _backward(self, segment: Segment, found: Operands, op: Op) -> list[Held]:
+        input_gradients = self._backward_input(segment, found, postpone=False)
+        return [*input_gradients, *self._weight_gradients(segment, found, op)]
+
+    def _backward_weight(self, segment: Segment, found: Operands, op: Op) -> list[Held]:
+        self._take(segment, found).run_deferred()
+        return [*self._weight_gradients(segment, found, op)]
+
+    def _take(self, segment: Segment, found: Operands) -> Tape:
+        """The tape that the op takes over, with the op's own operands in place of the forward's."""
+        tape = self.values[found.carried[0]]
+        assert isinstance(tape, Tape)
+        inputs, weights = self._named(segment, found)
+        tape.operands = {**inputs, **weights}
+        return tape
+
+    def _weight_gradients(self, segment: Segment, found: Operands, op: Op) -> list[Held]:
+        """One flat gradient for each group of weights, added to what was there before."""
+        tape = self.values[found.carried[0]]
+        assert isinstance(tape, Tape)
+        result: list[Held] = []
+        for i, group in enumerate(segment.groups):
+            fresh = not found.so_far
+            before = None if fresh else self.tensor(found.so_far[i])
+            if before is None:
+                flat = torch.zeros(group.num_elements, dtype=FLOAT[group.itemsize])
+            else:
+                flat = before if found.so_far[i] in op.consumes else before.clone()
+            for param, view in zip(group.params, views(flat, group), strict=True):
+                if param.name in tape.gradients:
+                    view.add_(tape.gradients[param.name])
+            result.append(flat)
+        return result
+
+    # --- optimizer
+
+    def _step(self, op: Op) -> list[Held]:
+        """Inputs are the weights, their gradient, and by role the optimizer state and the loss scale."""
+        types = self.program.ranks[self.rank].types
+        weight, gradient = self.tensor(op.inputs[0]), self.tensor(op.inputs[1])
+        by_role = {types[v].role: self.tensor(v) for v in op.inputs[2:]}
+        state, scale = by_role.get(Role.OPTIMIZER), by_role.get(Role.SCALE)
+        if op.inputs[0] not in op.consumes:
+            weight = weight.clone()
+        if scale is not None:
+            gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32)) / scale.item()
+        if self.record:
+            self.gradients[op.inputs[1]] = gradient.clone()
+        written = self.optimizer.step(weight, gradient, state)
+        if self.record:
+            self.weights[op.writes[0]] = (written if state is None else state).clone()
+        return [written, *([state] if state is not None else [])]
+
+
+def _num_bytes(held: Held) -> int:
+    return held.num_bytes() if isinstance(held, Tape) else held.numel() * held.element_size()

@@ -1,0 +1,65 @@
+"""Linear and convolution whose weight gradient can wait.
+
+A backward split into two autograd calls does a quarter of the work twice. Here one backward finds the input gradient and hands the
+rest to the tape, which does it at once for `B` and later for `W`: I and W together do exactly the work of B
+(Qi et al. 2024, "Zero Bubble Pipeline Parallelism", arXiv:2401.10241, section 2).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pdlab.tape import Tape
+
+
+def linear(tape: Tape, x: Tensor, weights: Mapping[str, Tensor], name: str = "") -> Tensor:
+    """x W^T + b for `{name}weight` and, if there is one, `{name}bias`; x [..., in], result [..., out]."""
+    return _Linear.apply(x, weights[f"{name}weight"], weights.get(f"{name}bias"), tape, name)
+
+
+def convolution(tape: Tape, x: Tensor, weight: Tensor, name: str = "") -> Tensor:
+    """Same-size convolution without bias; x [n, in, h, w], weight [out, in, k, k] with odd k, result [n, out, h, w]."""
+    return _Convolution.apply(x, weight, tape, name)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tape: Tape, name: str) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.tape, ctx.name, ctx.has_bias = tape, name, bias is not None
+        return torch.nn.functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        name, has_bias = ctx.name, ctx.has_bias
+
+        def rule(x: Tensor, dy: Tensor) -> dict[str, Tensor]:
+            rows = dy.reshape(-1, dy.shape[-1])
+            bias = {f"{name}bias": rows.sum(0)} if has_bias else {}
+            return {f"{name}weight": rows.T @ x.reshape(-1, x.shape[-1]), **bias}
+
+        ctx.tape.weight_gradient(rule, x, dy)
+        return (dy @ weight if ctx.needs_input_grad[0] else None), None, None, None, None
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, tape: Tape, name: str) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.tape, ctx.name, ctx.padding = tape, name, weight.shape[-1] // 2
+        return torch.nn.functional.conv2d(x, weight, padding=ctx.padding)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        name, padding, shape = ctx.name, ctx.padding, weight.shape
+
+        def rule(x: Tensor, dy: Tensor) -> dict[str, Tensor]:
+            return {f"{name}weight": torch.nn.grad.conv2d_weight(x, shape, dy, padding=padding)}
+
+        ctx.tape.weight_gradient(rule, x, dy)
+        dx = torch.nn.grad.conv2d_input(x.shape, weight, dy, padding=padding) if ctx.needs_input_grad[0] else None
+        return dx, None, None, None

@@ -1,0 +1,218 @@
+"""What a model is, told without tensors: the numbers that a prediction needs.
+
+A model is a chain of layers; a layer is one or more items. An item is either a *segment* (computation without any
+communication) or an *exchange* (a collective that the mathematics of the layer needs, with its counterpart in the backward).
+A stage is a contiguous range of layers. `pdlab.segments` holds the same segments in torch, and a test holds the two equal.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from math import prod
+
+from pdlab.mesh import REPLICATED, Axis, Layout, Spread
+from pdlab.ops import Kind
+
+
+class Block(Enum):
+    """Which computation a segment does; `pdlab.segments` maps each to a function."""
+
+    NOMINAL = "nominal"
+    LINEAR = "linear"
+    RELU_LINEAR = "relu_linear"
+    CLASSIFIER = "classifier"
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"
+    FEED_FORWARD = "feed_forward"
+    TOKEN_CLASSIFIER = "token_classifier"
+    CONVOLUTION = "convolution"
+    IMAGE_CLASSIFIER = "image_classifier"
+    ROUTER = "router"
+    EXPERT = "expert"
+    COMBINE = "combine"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor between segments.
+
+    `shape` is per row, and a row is a sample unless `rows` names the value that counts them (tokens sent to an expert);
+    with `per_row=False` the shape is the whole. `grad` is the layout of the gradient, None if there is none.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    itemsize: int
+    layout: Layout = REPLICATED
+    grad: Layout | None = REPLICATED
+    per_row: bool = True
+    rows: str | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        return prod(self.shape) * self.itemsize
+
+
+@dataclass(frozen=True)
+class Param:
+    """A weight with its full shape, and the dim along which the tensor axis shards it (None: every rank has all of it)."""
+
+    name: str
+    shape: tuple[int, ...]
+    shard: int | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The weights of a segment that share a layout: they live in one flat value and travel together.
+
+    `num_elements` counts what one rank holds, before any data-parallel sharding.
+    """
+
+    name: str
+    params: tuple[Param, ...]
+    itemsize: int
+    layout: Layout = REPLICATED
+    grad: Layout = REPLICATED
+    tp: int = 1
+
+    @cached_property
+    def num_elements(self) -> int:
+        return sum(prod(self.local_shape(param)) for param in self.params)
+
+    @property
+    def bytes(self) -> int:
+        return self.num_elements * self.itemsize
+
+    def local_shape(self, param: Param) -> tuple[int, ...]:
+        return tuple(size // self.tp if dim == param.shard else size for dim, size in enumerate(param.shape))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes that a segment holds between two of its ops: so many per row and so many however few rows there are."""
+
+    per_row: int = 0
+    fixed: int = 0
+
+
+@dataclass(frozen=True)
+class Flops:
+    """FLOP per row of the forward, of the backward for the input and of the backward for the weights."""
+
+    forward: int = 0
+    backward_input: int = 0
+    backward_weight: int = 0
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The smallest piece of a model that runs without communication.
+
+    `keeps` names the inputs that the backward needs again (they stay alive, or are brought back, as values of their own);
+    `saved` is what the forward holds for the backward besides those and the weights, and `pending` what an `I` op leaves for
+    the `W` op. `rows` names the value that counts the rows where they are not samples.
+    """
+
+    name: str
+    block: Block
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    groups: tuple[Group, ...] = ()
+    keeps: tuple[str, ...] = ()
+    saved: Kept = Kept()
+    pending: Kept = Kept()
+    flops: Flops = Flops()
+    options: tuple[tuple[str, int], ...] = ()
+    rows: str | None = None
+
+    def option(self, name: str) -> int:
+        return dict(self.options)[name]
+
+    @cached_property
+    def kept_inputs(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.inputs if t.name in self.keeps)
+
+    @cached_property
+    def graded_inputs(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.inputs if t.grad is not None)
+
+    @cached_property
+    def graded_outputs(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.outputs if t.grad is not None)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A collective inside a layer: `forward` acts on the payload, `backward` on its gradient; None means nothing moves.
+
+    Megatron's f is (None, ALL_REDUCE) and its g is (ALL_REDUCE, None). An all-to-all may name the two values that hold the
+    rows it sends to and receives from each rank; its backward sends them the other way.
+    """
+
+    name: str
+    axis: Axis
+    payload: Tensor
+    result: Tensor
+    forward: Kind | None
+    backward: Kind | None
+    splits: tuple[str, str] | None = None
+
+
+Item = Segment | Exchange
+
+
+@dataclass(frozen=True)
+class Model:
+    """A chain of layers with the tensors it is fed. `itemsize` is the size of one weight in bytes.
+
+    `recipe` is the function of `pdlab.models` that makes it and the arguments it was given: a model travels as its recipe.
+    """
+
+    recipe: tuple[str, tuple[tuple[str, float], ...]]
+    layers: tuple[tuple[Item, ...], ...]
+    feeds: tuple[Tensor, ...]
+    itemsize: int
+    loss: str = "loss"
+
+    @cached_property
+    def name(self) -> str:
+        maker, arguments = self.recipe
+        return f"{maker}({', '.join(f'{key}={value}' for key, value in arguments)})"
+
+    @cached_property
+    def segments(self) -> dict[str, Segment]:
+        return {item.name: item for layer in self.layers for item in layer if isinstance(item, Segment)}
+
+    @cached_property
+    def groups(self) -> dict[str, Group]:
+        return {group.name: group for segment in self.segments.values() for group in segment.groups}
+
+    @cached_property
+    def segment_of_group(self) -> dict[str, Segment]:
+        return {group.name: segment for segment in self.segments.values() for group in segment.groups}
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model, however it is sharded."""
+        return sum(prod(param.shape) for group in self.groups.values() for param in group.params)
+
+    def stages(self, num_stages: int) -> tuple[tuple[Item, ...], ...]:
+        """Cut the layers into contiguous stages of as equal a number of layers as possible, the longer ones first."""
+        if num_stages > len(self.layers):
+            raise ValueError(
+                f"{num_stages} stages are more than the {len(self.layers)} layers of model {self.name}; "
+                f"use at most {len(self.layers)} stages or a deeper model"
+            )
+        each, extra = divmod(len(self.layers), num_stages)
+        ends = [each * (s + 1) + min(s + 1, extra) for s in range(num_stages)]
+        starts = [0, *ends[:-1]]
+        return tuple(
+            tuple(item for layer in self.layers[start:end] for item in layer)
+            for start, end in zip(starts, ends, strict=True)
+        )
+
+
+def is_sharded(layout: Layout, axis: Axis) -> bool:
+    place = layout.at(axis)
+    return place is not None and place.spread is Spread.SHARD

@@ -1,0 +1,21 @@
+"""Lowering: small pure functions from program to program. A hybrid strategy is a schedule and a few of these in a row."""
+
+from pdlab.passes.consume import consume_last_uses
+from pdlab.passes.cut import cut
+from pdlab.passes.gradients import all_reduce_gradients
+from pdlab.passes.guard import guard_steps
+from pdlab.passes.lower import lower
+from pdlab.passes.messages import insert_messages
+from pdlab.passes.shard import shard_weights
+from pdlab.passes.streams import assign_streams
+
+__all__ = [
+    "all_reduce_gradients",
+    "assign_streams",
+    "consume_last_uses",
+    "cut",
+    "guard_steps",
+    "insert_messages",
+    "lower",
+    "shard_weights",
+]

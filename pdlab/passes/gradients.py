@@ -1,0 +1,91 @@
+"""All-reduce the weight gradients wherever they are partial: this is all of data parallelism, and the tail of tensor parallelism.
+
+Without buckets every gradient is summed on its own, after the last backward: simple, and all of it exposed. With buckets a
+sum starts as soon as the last gradient of its bucket is complete, so it runs under the backwards that remain (Li et al. 2020,
+"PyTorch Distributed", arXiv:2006.15704, section 3.2.3):
+
+    compute  |B7|B6|B5|B4|B3|B2|B1|B0|
+    dp group       |--bucket--|--bucket--|
+"""
+
+from dataclasses import dataclass, replace
+
+from pdlab.mesh import Axis, Mesh
+from pdlab.ops import Kind, Op, Value
+from pdlab.program import Program, RankProgram, Type, num_bytes
+
+MEGABYTE = 10**6
+
+
+def all_reduce_gradients(program: Program, *, bucket_bytes: int | None = None) -> Program:
+    """Sum what every step reads over the axes along which it is still partial. `bucket_bytes=None` is the naive form."""
+    if bucket_bytes is not None and bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes is {bucket_bytes}; a bucket holds at least 1 byte")
+    return program.with_ranks([_reduce(rank, program.mesh, bucket_bytes) for rank in program.ranks])
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Gradients summed together, placed after the op at `position`."""
+
+    position: int
+    axis: Axis
+    gradients: tuple[Value, ...]
+
+
+def _reduce(rank: RankProgram, mesh: Mesh, bucket_bytes: int | None) -> RankProgram:
+    types, newest = dict(rank.types), {}
+    finals = _finals(rank)
+    ops = list(rank.ops)
+    for axis in (axis for axis, _ in reversed(mesh.degrees)):
+        partial = [(i, g) for i, g in finals if axis in types[g].layout.partial_axes()]
+        current = [(i, newest.get(g, g)) for i, g in partial]
+        for bucket in reversed(_buckets(current, axis, types, bucket_bytes, _first_step(ops))):
+            ops.insert(bucket.position + 1, _all_reduce(bucket, types))
+        newest |= {g: f"{newest.get(g, g)}.{axis.value}" for _, g in partial}
+        finals = _shift(finals, ops, newest)
+    ops = [_rename(op, newest) if op.kind is Kind.STEP else op for op in ops]
+    return replace(rank, ops=tuple(ops), types=types)
+
+
+def _finals(rank: RankProgram) -> list[tuple[int, Value]]:
+    """The gradients that steps read, with the position of the op that completes each, in that order."""
+    wanted = {op.inputs[1] for op in rank.ops if op.kind is Kind.STEP}
+    return [(i, value) for i, op in enumerate(rank.ops) for value in op.writes if value in wanted]
+
+
+def _shift(finals: list[tuple[int, Value]], ops: list[Op], newest: dict[Value, Value]) -> list[tuple[int, Value]]:
+    home = {value: i for i, op in enumerate(ops) for value in op.writes}
+    return sorted((home[newest.get(g, g)], g) for _, g in finals)
+
+
+def _first_step(ops: list[Op]) -> int:
+    return next((i for i, op in enumerate(ops) if op.kind is Kind.STEP), len(ops))
+
+
+def _buckets(
+    gradients: list[tuple[int, Value]], axis: Axis, types: dict[Value, Type], limit: int | None, first_step: int
+) -> list[_Bucket]:
+    if limit is None:
+        return [_Bucket(max(i, first_step - 1) if i < first_step else i, axis, (g,)) for i, g in gradients]
+    buckets, filling, filled = [], [], 0
+    for i, g in gradients:
+        filling.append(g)
+        filled += num_bytes(types[g].size, {}, 0)
+        if filled >= limit:
+            buckets.append(_Bucket(i, axis, tuple(filling)))
+            filling, filled = [], 0
+    if filling:
+        buckets.append(_Bucket(gradients[-1][0], axis, tuple(filling)))
+    return buckets
+
+
+def _all_reduce(bucket: _Bucket, types: dict[Value, Type]) -> Op:
+    writes = tuple(f"{g}.{bucket.axis.value}" for g in bucket.gradients)
+    for g, summed in zip(bucket.gradients, writes, strict=True):
+        types[summed] = types[g]._replace(layout=types[g].layout.put(bucket.axis, None))
+    return Op(Kind.ALL_REDUCE, inputs=bucket.gradients, writes=writes, axis=bucket.axis)
+
+
+def _rename(op: Op, newest: dict[Value, Value]) -> Op:
+    return op._replace(inputs=tuple(newest.get(value, value) for value in op.inputs))

@@ -1,0 +1,183 @@
+"""From a model to the tensors on each rank, and back.
+
+Initial weights depend on nothing but the seed and the parameter's name, so a run on any mesh starts from the same model. What a
+rank holds of it follows from the layout in the value's type; `assemble` undoes that, so results can be compared by name.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod, sqrt
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pdlab.mesh import LOCAL, Axis, Spread
+from pdlab.models.spec import Group, Model
+from pdlab.ops import Value
+from pdlab.optimizers import Optimizer
+from pdlab.program import Program, Role, Type
+
+Parameters = dict[str, Tensor]
+"""Whole parameters (or gradients) by name: `fc0.weight`, `attn1.q.bias`, `expert.0.up.weight`."""
+
+FLOAT = {2: torch.float16, 4: torch.float32, 8: torch.float64}
+"""The floating type of a model, by the size of its elements."""
+
+
+def full_names(model: Model, group: Group, copies: int = 1) -> list[tuple[str, ...]]:
+    """The names of a group's parameters, for each of its `copies` along an axis where every rank has its own."""
+    segment = model.segment_of_group[group.name].name
+    local = any(place == LOCAL for _, place in group.layout.places)
+    prefixes = [f"{segment}.{i}" for i in range(copies)] if local else [segment]
+    return [tuple(f"{prefix}.{param.name}" for param in group.params) for prefix in prefixes]
+
+
+def initial_parameters(model: Model, seed: int, dtype: torch.dtype, copies: int = 1) -> Parameters:
+    """Every parameter of the model: norm gains near 1, the rest normal with a spread of 1 / sqrt(fan in).
+
+    `copies` is the degree of the ep axis: each expert starts differently.
+    """
+    parameters = {}
+    for group in model.groups.values():
+        for names in full_names(model, group, copies):
+            for name, param in zip(names, group.params, strict=True):
+                parameters[name] = _draw(name, param.shape, seed).to(dtype)
+    return parameters
+
+
+def _draw(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little")
+    noise = torch.from_numpy(np.random.default_rng(key).standard_normal(shape))
+    if name.endswith("norm.weight"):
+        return 1 + 0.1 * noise
+    return noise / sqrt(max(prod(shape[1:]), 1)) if len(shape) > 1 else 0.1 * noise
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The samples of one step over the whole mesh: pixels [n, 64] (0..16) and labels [n]."""
+
+    pixels: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def initial_values(
+    program: Program,
+    rank: int,
+    parameters: Parameters,
+    batch: Batch,
+    optimizer: Optimizer,
+    loss_scale: float = 1.0,
+) -> dict[Value, Tensor]:
+    """The `live_in` values of a rank that come from outside: feeds, seeds of the backward, weights, optimizer state."""
+    if len(batch) != program.batch:
+        raise ValueError(f"the program is for a batch of {program.batch} samples and was given {len(batch)}")
+    dtype = FLOAT[program.model.itemsize]
+    values: dict[Value, Tensor] = {}
+    for value in sorted(program.ranks[rank].live_in):
+        t = program.ranks[rank].types[value]
+        if t.role is Role.FEED:
+            values[value] = _feed(program, rank, value, t, batch, dtype)
+        elif t.role is Role.ACTIVATION_GRADIENT:
+            values[value] = torch.tensor(loss_scale / program.divisor(microbatch_of(value)), dtype=dtype)
+        elif t.role is Role.SCALE:
+            values[value] = torch.tensor(loss_scale, dtype=torch.float64)
+        elif t.role is Role.WEIGHT:
+            values[value] = shard_of(program, rank, t, parameters).to(dtype)
+        elif t.role is Role.OPTIMIZER:
+            values[value] = optimizer.initial_state(shard_of(program, rank, t, parameters))
+    return values
+
+
+def microbatch_of(value: Value) -> int:
+    """The microbatch in the name of an activation: 3 in `h2:3`."""
+    return int(value.rsplit(":", 1)[1])
+
+
+def _feed(program: Program, rank: int, value: Value, t: Type, batch: Batch, dtype: torch.dtype) -> Tensor:
+    shard, mb = program.mesh.data_shard(rank), microbatch_of(value)
+    start = sum(map(sum, program.rows[:shard])) + sum(program.rows[shard][:mb])
+    rows = slice(start, start + program.rows[shard][mb])
+    spec = next(feed for feed in program.model.feeds if feed.name == t.of)
+    if spec.name == "target":
+        return torch.from_numpy(batch.labels[rows].astype(np.int64))
+    pixels = torch.from_numpy(batch.pixels[rows].astype(np.int64))
+    tokens = spec.itemsize == 8 and program.model.segments.get("embed") is not None
+    return pixels if tokens else (pixels.to(dtype) / 16).reshape(-1, *spec.shape)
+
+
+def shard_of(program: Program, rank: int, t: Type, parameters: Mapping[str, Tensor]) -> Tensor:
+    """The flat piece of a group of parameters that a rank holds under a layout."""
+    group, here, mesh = program.model.groups[t.of], program.mesh.coordinates[rank], program.mesh
+    names = full_names(program.model, group, mesh.degree(Axis.EP))
+    mine = names[here[Axis.EP] if len(names) > 1 else 0]
+    pieces = []
+    for name, param in zip(mine, group.params, strict=True):
+        whole = parameters[name]
+        if param.shard is not None and group.tp > 1:
+            whole = whole.chunk(group.tp, param.shard)[here[Axis.TP]]
+        pieces.append(whole.reshape(-1))
+    flat = torch.cat(pieces)
+    for axis, place in t.layout.places:
+        if place.spread is Spread.FLAT:
+            flat = pad(flat, mesh.degree(axis)).chunk(mesh.degree(axis))[here[axis]]
+    return flat.clone()
+
+
+def pad(flat: Tensor, pieces: int) -> Tensor:
+    """Zeros at the end until the length divides."""
+    missing = -len(flat) % pieces
+    return torch.cat([flat, flat.new_zeros(missing)]) if missing else flat
+
+
+def assemble(program: Program, shards: Mapping[tuple[int, Value], Tensor]) -> Parameters:
+    """Whole parameters by name from the pieces that (rank, value) hold; replicas must agree, or ValueError says where."""
+    wholes: Parameters = {}
+    for rank in range(program.mesh.size):
+        for (owner, value), _ in shards.items():
+            if owner == rank:
+                t = program.ranks[rank].types[value]
+                for name, tensor in _whole(program, rank, value, t, shards):
+                    known = wholes.setdefault(name, tensor)
+                    if not torch.equal(known, tensor):
+                        worst = (known - tensor).abs().max().item()
+                        raise ValueError(f"{name} differs between ranks by up to {worst:.3g} (seen on rank {rank})")
+    return wholes
+
+
+def _whole(
+    program: Program, rank: int, value: Value, t: Type, shards: Mapping[tuple[int, Value], Tensor]
+) -> list[tuple[str, Tensor]]:
+    group, mesh, model = program.model.groups[t.of], program.mesh, program.model
+    names = full_names(model, group, mesh.degree(Axis.EP))
+    mine = names[mesh.coordinates[rank][Axis.EP] if len(names) > 1 else 0]
+    parts = [_unflatten(program, r, value, t, group, shards) for r in mesh.group(rank, Axis.TP)]
+    return [
+        (name, torch.cat([part[i] for part in parts], param.shard) if param.shard is not None and group.tp > 1 else parts[0][i])
+        for i, (name, param) in enumerate(zip(mine, group.params, strict=True))
+    ]
+
+
+def _unflatten(
+    program: Program, rank: int, value: Value, t: Type, group: Group, shards: Mapping[tuple[int, Value], Tensor]
+) -> list[Tensor]:
+    flat = shards[rank, value]
+    for axis, place in t.layout.places:
+        if place.spread is Spread.FLAT:
+            flat = torch.cat([shards[member, value] for member in program.mesh.group(rank, axis)])
+    return views(flat, group)
+
+
+def views(flat: Tensor, group: Group) -> list[Tensor]:
+    """The parameters of a group as views of its flat value, in order."""
+    found, at = [], 0
+    for param in group.params:
+        shape = group.local_shape(param)
+        found.append(flat[at : at + prod(shape)].view(shape))
+        at += prod(shape)
+    return found
