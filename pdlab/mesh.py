@@ -19,6 +19,8 @@ class Axis(Enum):
     PP = "pp"
     TP = "tp"
 
+    __hash__ = object.__hash__
+
 
 DATA_AXES = (Axis.DP, Axis.EP)
 """The axes along which ranks see different samples."""
@@ -95,8 +97,12 @@ class Mesh:
     def size(self) -> int:
         return prod(degree for _, degree in self.degrees)
 
+    @cached_property
+    def _degree(self) -> dict[Axis, int]:
+        return dict(self.degrees)
+
     def degree(self, axis: Axis) -> int:
-        return next((degree for a, degree in self.degrees if a is axis), 1)
+        return self._degree.get(axis, 1)
 
     @cached_property
     def coordinates(self) -> tuple[dict[Axis, int], ...]:

@@ -20,9 +20,14 @@ def simulate(program: Program, costs: Costs, facts: Facts | None = None) -> Trac
 
     A flag that is not given counts as true. Raises `ProgramError` for a program that cannot run, `Deadlock` included.
     """
-    plan = compile_plan(build(program), costs, facts or {})
+    plan = start_plan(program, costs, facts or {})
     starts, ends = run_plan(plan)
     return read_trace(plan, starts, ends, costs, facts or {})
+
+
+def start_plan(program: Program, costs: Costs, facts: Facts | None = None) -> "Plan":
+    """All of a simulation that comes before its loop."""
+    return compile_plan(build(program), costs, facts or {})
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from pdlab import data, models
 from pdlab import reference as ref
+from pdlab.reference import networks, pipedream
 from pdlab.models.spec import Model
 
 MODELS = {
@@ -144,16 +145,30 @@ def test_an_mlp_by_hand() -> None:
 
 
 def test_attention_equals_torchs_own() -> None:
-    block = ref.Attention(8, 2).double()
+    block = networks.Attention(8, 2).double()
     x = torch.randn(3, 64, 8, dtype=torch.float64)
     q, k, v = (f(block.norm(x)).view(3, 64, 2, 4).transpose(1, 2) for f in (block.q, block.k, block.v))
     mixed = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(3, 64, 8)
     torch.testing.assert_close(block(x), x + block.out(mixed))
 
 
+def test_the_other_blocks_longhand() -> None:
+    torch.manual_seed(5)
+    x, image = torch.randn(3, 64, 8, dtype=torch.float64), torch.randn(4, 2, 8, 8, dtype=torch.float64)
+    feed, head, conv = networks.FeedForward(8).double(), networks.TokenClassifier(8).double(), networks.Convolution(2, 3).double()
+    u = feed.up(feed.norm(x))
+    torch.testing.assert_close(feed(x), x + feed.down(u * (1 + torch.erf(u / 2**0.5)) / 2))
+    pooled = head.norm(x).sum(dim=1) / 64
+    torch.testing.assert_close(head(x), pooled @ head.weight.T + head.bias)
+    framed = functional.pad(image, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1)
+    y = torch.einsum("nchwij,ocij->nohw", framed, conv.weight)
+    spread, centre = torch.var_mean(y, dim=(0, 2, 3), correction=0, keepdim=True)
+    torch.testing.assert_close(conv(image), (y - centre) / (spread + 1e-5).sqrt())
+
+
 def test_each_sample_meets_only_its_expert() -> None:
     model, network = MODELS["experts"], ref.build(MODELS["experts"]).double()
-    assert isinstance(network, ref.Experts)
+    assert isinstance(network, networks.Experts)
     x, _ = batch_of(model, 40)
     h = network.fc0(x)
     trust = network.router(h).softmax(dim=1)
@@ -262,7 +277,7 @@ def test_stages_are_cut_as_the_spec_cuts_them(depth: int) -> None:
     for num_stages in range(1, depth + 1):
         cut = model.stages(num_stages)
         wanted = {item.name: num_stages - 1 - stage for stage, items in enumerate(cut) for item in items}
-        assert ref._delays(model, num_stages) == wanted
+        assert pipedream._delays(model, num_stages) == wanted
 
 
 @pytest.mark.parametrize("num_stages", [0, 5])

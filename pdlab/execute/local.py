@@ -7,15 +7,29 @@ from collections.abc import Sequence
 
 from pdlab.depend import build
 from pdlab.execute.exchange import note_facts, sent_bytes, together
+from pdlab.execute.result import Result, collect
+from pdlab.execute.settings import Settings, new_store
 from pdlab.execute.store import Held, Store
 from pdlab.ops import COMMUNICATION_KINDS, Op
 from pdlab.order import order
 from pdlab.program import Facts, Program
+from pdlab.state import Batch
 from pdlab.trace import Mode, Provenance, Trace
+from pdlab.validate import validate
 
 
-def run_local(program: Program, stores: Sequence[Store]) -> Trace:
-    """Run a program on the stores of its ranks. The trace counts events instead of seconds: event k lasts from k to k + 1."""
+def run_local(programs: Sequence[Program], batch: Batch, settings: Settings | None = None) -> Result:
+    """Run programs one after the other, each from the values that the last one left; ends with one repetition's result."""
+    settings = settings or Settings()
+    for program in programs:
+        validate(program)
+    stores = [new_store(programs[0], rank, batch, settings) for rank in range(programs[0].mesh.size)]
+    traces = [_walk(program, stores) for program in programs]
+    return collect([traces], stores)
+
+
+def _walk(program: Program, stores: Sequence[Store]) -> Trace:
+    """Every event in a valid order. The trace counts events instead of seconds: event k lasts from k to k + 1."""
     graph = build(program)
     count = len(graph.ops)
     starts, ends, moved, live = [0.0] * count, [0.0] * count, [0] * count, [0] * count

@@ -1,34 +1,43 @@
-"""A model that is only numbers: one segment per stage, everything one megabyte.
+"""A model that is only numbers: equal layers, everything one megabyte.
 
-Schedules can be studied before there is a network. Saved activations are measured in M_B (what one forward keeps for its
-full backward) and M_W (what the backward for the weights still needs), so closed forms read off directly.
+Schedules can be studied before there is a network. What a forward keeps is measured in M_B (all that the full backward needs) and M_W
+(what the backward for the weights still needs), so closed forms read off directly. With `tp` > 1 each layer stands between
+Megatron's f and g and holds its share of the weights.
 """
 
-from pdlab.mesh import REPLICATED
-from pdlab.models.spec import Block, Flops, Group, Kept, Model, Param, Segment, Tensor
+from pdlab.mesh import PARTIAL, REPLICATED, Axis, shard
+from pdlab.models.spec import Block, Exchange, Flops, Group, Item, Kept, Model, Param, Segment, Tensor
+from pdlab.ops import Kind
 
 MEGABYTE = 10**6
 
 
-def nominal(num_layers: int, M_B: float = 1.0, M_W: float = 1.0, unit: int = MEGABYTE) -> Model:
-    """`num_layers` equal layers. Weights, activations and messages have `unit` bytes, saved tensors `M_B` and `M_W` units."""
+def nominal(num_layers: int, M_B: float = 1.0, M_W: float = 1.0, unit: int = MEGABYTE, tp: int = 1) -> Model:
+    """`num_layers` equal layers; weights and activations have `unit` bytes, what is kept `M_B` and `M_W` units."""
+    if not (0 <= M_W < float("inf") and 0 <= M_B < float("inf")):
+        raise ValueError(f"MB={M_B}, MW={M_W}; activation units are finite numbers of at least 0")
+    recipe = ("nominal", (("num_layers", num_layers), ("M_B", M_B), ("M_W", M_W), ("unit", unit), ("tp", tp)))
+    kept = Kept(per_row=round(M_B * unit)), Kept(per_row=round(M_W * unit))
+    layers = tuple(_layer(i, num_layers, kept, unit, tp) for i in range(num_layers))
+    return Model(recipe, layers, (_hidden(0, unit),), itemsize=1)
 
-    def layer(i: int) -> Segment:
-        last = i == num_layers - 1
-        x = Tensor(f"h{i}", (unit,), 1, grad=None if i == 0 else REPLICATED)
-        y = Tensor("loss", (), 8, per_row=False) if last else Tensor(f"h{i + 1}", (unit,), 1)
-        return Segment(
-            name=f"layer{i}",
-            block=Block.NOMINAL,
-            inputs=(x,),
-            outputs=(y,),
-            groups=(Group(f"layer{i}.w", (Param("w", (unit,)),), 1),),
-            saved=Kept(per_row=round(M_B * unit)),
-            pending=Kept(per_row=round(M_W * unit)),
-            flops=Flops(1, 1, 1),
-        )
 
-    feeds = (Tensor("h0", (unit,), 1, grad=None),)
-    recipe = ("nominal", (("num_layers", num_layers), ("M_B", M_B), ("M_W", M_W), ("unit", unit)))
-    return Model(recipe, tuple((layer(i),) for i in range(num_layers)), feeds, itemsize=1)
+def _hidden(i: int, unit: int) -> Tensor:
+    return Tensor(f"h{i}", (unit,), 1, grad=REPLICATED if i else None)
 
+
+def _layer(i: int, num_layers: int, kept: tuple[Kept, Kept], unit: int, tp: int) -> tuple[Item, ...]:
+    x = _hidden(i, unit)
+    y = Tensor("loss", (), 8, per_row=False) if i == num_layers - 1 else _hidden(i + 1, unit)
+    sharded = REPLICATED.put(Axis.TP, shard(0)) if tp > 1 else REPLICATED
+    group = Group(f"layer{i}.w", (Param("w", (unit,), 0 if tp > 1 else None),), 1, sharded, sharded, tp)
+    partial = REPLICATED.put(Axis.TP, PARTIAL)
+    entered = Tensor(f"{x.name}.in", x.shape, 1, grad=partial if i else None) if tp > 1 else x
+    part = Tensor(f"{y.name}.part", y.shape, y.itemsize, partial, REPLICATED, y.per_row) if tp > 1 else y
+    segment = Segment(
+        f"layer{i}", Block.NOMINAL, (entered,), (part,), (group,), saved=kept[0], pending=kept[1], flops=Flops(2, 2, 2)
+    )
+    if tp == 1:
+        return (segment,)
+    f = Exchange(f"layer{i}.f", Axis.TP, x, entered, None, Kind.ALL_REDUCE if i else None)
+    return (f, segment, Exchange(f"layer{i}.g", Axis.TP, part, y, Kind.ALL_REDUCE, None))

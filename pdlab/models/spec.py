@@ -192,6 +192,16 @@ class Model:
     def segment_of_group(self) -> dict[str, Segment]:
         return {group.name: segment for segment in self.segments.values() for group in segment.groups}
 
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor between segments, by name."""
+        found: dict[str, Tensor] = {}
+        for layer in self.layers:
+            for item in layer:
+                ends = (*item.inputs, *item.outputs) if isinstance(item, Segment) else (item.payload, item.result)
+                found |= {t.name: t for t in ends}
+        return found
+
     @property
     def num_parameters(self) -> int:
         """Parameters of the whole model, however it is sharded."""

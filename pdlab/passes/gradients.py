@@ -37,7 +37,7 @@ def _reduce(rank: RankProgram, mesh: Mesh, bucket_bytes: int | None) -> RankProg
     types, newest = dict(rank.types), {}
     finals = _finals(rank)
     ops = list(rank.ops)
-    for axis in (axis for axis, _ in reversed(mesh.degrees)):
+    for axis in (axis for axis, degree in reversed(mesh.degrees) if degree > 1):
         partial = [(i, g) for i, g in finals if axis in types[g].layout.partial_axes()]
         current = [(i, newest.get(g, g)) for i, g in partial]
         for bucket in reversed(_buckets(current, axis, types, bucket_bytes, _first_step(ops))):

@@ -34,6 +34,8 @@ def assign_streams(program: Program, channels: Channels = Channels.PER_DIRECTION
             return Stream(Lane.TO if op.kind is Kind.SEND else Lane.FROM, peer=op.peer)
         return COMPUTE
 
-    return program.with_ranks(
-        [replace(rank, ops=tuple(op._replace(stream=stream(op)) for op in rank.ops)) for rank in program.ranks]
-    )
+    def assigned(op: Op) -> Op:
+        found = stream(op)
+        return op if op.stream == found else op._replace(stream=found)
+
+    return program.with_ranks([replace(rank, ops=tuple(map(assigned, rank.ops))) for rank in program.ranks])

@@ -1,0 +1,160 @@
+"""The command line: list, show, simulate, run and compare strategies. Everything it does is a call of the package.
+
+Bad input is answered in one line on stderr with what was given and what to do, and exit code 2.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pdlab import commands, strategies
+from pdlab.errors import PoolError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    given = _parser().parse_args(arguments)
+    try:
+        given.command(given)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except KeyboardInterrupt:
+        print("pdlab: interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, OSError) as error:
+        print(f"pdlab: error: {_one_line(error)}", file=sys.stderr)
+        return 2
+    except PoolError as error:
+        print(f"pdlab: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; choose another place or mend its permissions"
+    return str(error)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors in one line, without the usage text."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="pdlab", description="Predict, run and compare strategies of distributed training.")
+    parser.add_argument("--version", action="version", version="pdlab 0.1.0")
+    verbs = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    _list(verbs)
+    _show(verbs)
+    _simulate(verbs)
+    _run(verbs)
+    _compare(verbs)
+    _picture(verbs)
+    return parser
+
+
+Verbs = "argparse._SubParsersAction[_Parser]"
+
+
+def _verb(verbs: Verbs, name: str, summary: str, example: str) -> argparse.ArgumentParser:
+    return verbs.add_parser(
+        name,
+        help=summary,
+        description=summary,
+        epilog=f"example: {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _list(verbs: Verbs) -> None:
+    verb = _verb(verbs, "list", "List the strategies, one a line.", "pdlab list")
+    verb.set_defaults(command=commands.list_strategies)
+
+
+def _show(verbs: Verbs) -> None:
+    example = "pdlab show 1f1b --pp 4 --microbatches 8"
+    verb = _verb(verbs, "show", "Print the program of a strategy: what every rank does, in order.", example)
+    _add_plan(verb)
+    verb.add_argument("--format", choices=("grid", "csv", "json"), default="grid", help="default: grid")
+    verb.set_defaults(command=commands.show)
+
+
+def _simulate(verbs: Verbs) -> None:
+    example = "pdlab simulate 1f1b --pp 4 --microbatches 8 --costs F=1,B=2,comm=0.1 --json"
+    verb = _verb(verbs, "simulate", "Predict the time, bubble, memory and bytes of a strategy.", example)
+    _add_plan(verb)
+    _add_costs(verb, "F=1,B=2")
+    verb.add_argument("--json", action="store_true", help="print a JSON object instead of lines")
+    verb.add_argument("--trace", type=Path, metavar="FILE", help="write Chrome trace JSON, which Perfetto opens")
+    verb.set_defaults(command=commands.simulate_strategy)
+
+
+def _run(verbs: Verbs) -> None:
+    example = "pdlab run 1f1b --pp 4 --microbatches 8 --mode paced --trace out/1f1b.json"
+    verb = _verb(verbs, "run", "Run a strategy for real and say how well it was predicted.", example)
+    _add_plan(verb)
+    _add_mode(verb)
+    verb.add_argument("--json", action="store_true", help="print a JSON object instead of lines")
+    verb.add_argument("--trace", type=Path, metavar="FILE", help="write the run as Chrome trace JSON")
+    verb.set_defaults(command=commands.run_strategy)
+
+
+def _compare(verbs: Verbs) -> None:
+    example = "pdlab compare ddp zero3 1f1b --ranks 4 --microbatches 8 --mode paced --out out"
+    verb = _verb(verbs, "compare", "Predict and run several strategies, write a table and a report.", example)
+    verb.add_argument("strategies", nargs="*", metavar="STRATEGY", help="default: all of them")
+    verb.add_argument("--ranks", type=int, default=4, help="ranks on each strategy's own axis (default: 4)")
+    verb.add_argument("--microbatches", type=int, default=8, help="microbatches of each data shard (default: 8)")
+    _add_mode(verb)
+    verb.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="folder of the report (default: out)")
+    verb.set_defaults(command=commands.compare_strategies)
+
+
+def _picture(verbs: Verbs) -> None:
+    verb = _verb(verbs, "picture", "Draw the picture that opens the README.", "pdlab picture --out docs/schedules.png")
+    verb.add_argument("--out", type=Path, required=True, metavar="FILE", help="a PNG or SVG file")
+    verb.set_defaults(command=commands.picture)
+
+
+def _add_plan(verb: argparse.ArgumentParser) -> None:
+    known = ", ".join(strategies.names())
+    verb.add_argument("strategy", metavar="STRATEGY", help=f"one of {known}; or a .csv or .json file that `show` wrote")
+    for name, help_text in (
+        ("pp", "pipeline ranks"),
+        ("virtual", "virtual stages per pipeline rank"),
+        ("dp", "data-parallel ranks"),
+        ("tp", "tensor-parallel ranks"),
+    ):
+        verb.add_argument(f"--{name}", type=int, default=1, help=f"{help_text} (default: 1)")
+    verb.add_argument("--microbatches", type=int, default=8, help="microbatches of each data shard (default: 8)")
+
+
+def _add_costs(verb: argparse.ArgumentParser, default: str) -> None:
+    verb.add_argument(
+        "--costs",
+        default=default,
+        metavar="F=1,B=2,...",
+        help="F, B (full), I, W: time of a stage; comm: of a message; step; MB, MW: what is kept (default: %(default)s)",
+    )
+    verb.add_argument("--link", choices=("independent", "channel"), default="channel", help="default: channel")
+
+
+def _add_mode(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--mode",
+        choices=("paced", "local"),
+        default="paced",
+        help="paced: processes, each op held for its modelled time; local: one process, no times (default: paced)",
+    )
+    verb.add_argument("--model", choices=("transformer", "mlp"), default="transformer", help="default: transformer")
+    verb.add_argument("--batch", type=int, default=None, help="samples of a step (default: 2 per rank and microbatch)")
+    verb.add_argument("--steps", type=int, default=5, help="timed steps after one to warm up (default: 5)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""What each subcommand does: read the arguments into a plan, call the package, print."""
+
+import json
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from pdlab import chrome, forms, metrics, models, strategies
+from pdlab.costs import Link, Uniform
+from pdlab.files import write_whole
+from pdlab.mesh import Axis
+from pdlab.models import Model
+from pdlab.program import Program
+from pdlab.simulate import compile_plan, read_trace, run_plan, start_plan
+from pdlab.strategies import Plan, Strategy
+from pdlab.trace import Trace
+
+ACTIVATION_UNITS = ("MB", "MW")
+
+
+def list_strategies(_: Namespace) -> None:
+    """One line for each strategy, its name first."""
+    width = max(map(len, strategies.names()))
+    for strategy in strategies.STRATEGIES:
+        print(f"{strategy.name:<{width}}  {strategy.summary}")
+
+
+def show(given: Namespace) -> None:
+    """The program as text: a grid to look at, CSV (one row per rank, its order) or JSON (everything)."""
+    program = _program(given, _nominal({}))
+    printers: dict[str, Callable[[Program], str]] = {
+        "grid": forms.grid,
+        "csv": forms.schedule_csv,
+        "json": forms.to_json,
+    }
+    print(printers[given.format](program).rstrip("\n"))
+
+
+def simulate_strategy(given: Namespace) -> None:
+    """Predict one strategy on the nominal model."""
+    costs = parse_costs(given.costs)
+    units = {name: costs.pop(name) for name in ACTIVATION_UNITS if name in costs}
+    uniform = Uniform.of(link=Link(given.link), **costs)
+    began = time.perf_counter()
+    program = _program(given, _nominal(units))
+    built = time.perf_counter() - began
+    plan = start_plan(program, uniform)
+    began = time.perf_counter()
+    starts, ends = run_plan(plan)
+    seconds = time.perf_counter() - began
+    trace = read_trace(plan, starts, ends, uniform, {})
+    if given.trace:
+        write_whole(given.trace, chrome.to_chrome(trace))
+    numbers = prediction(trace, units.get("MB", 1.0))
+    numbers |= {"num_ops": program.num_ops, "ops_per_second": program.num_ops / max(seconds, 1e-9), "build_s": built}
+    _print(numbers, as_json=given.json)
+
+
+def prediction(trace: Trace, M_B: float = 1.0) -> dict[str, Any]:
+    """What a simulation on the nominal model says. Activations are counted in what one stage keeps for one microbatch."""
+    program = trace.program
+    per_stage = len(program.model.layers) // len(program.stages)
+    unit = models.nominal(1, M_B).segments["layer0"].saved.per_row * per_stage
+    return {
+        "makespan": trace.makespan,
+        "largest_rank_span": metrics.largest_rank_span(trace),
+        "busy_per_rank": metrics.busy_per_rank(trace),
+        "bubble_fraction": metrics.bubble_fraction(trace),
+        "peak_activations_per_rank": metrics.peak_activations_per_rank(trace, unit) if unit else [0.0] * len(program.ranks),
+        "peak_bytes_per_rank": metrics.peak_bytes_per_rank(trace),
+        "bytes_by_collective": metrics.bytes_by_collective(trace),
+    }
+
+
+def parse_costs(text: str) -> dict[str, float]:
+    """`F=1,B=2` as numbers; ValueError names what cannot be read."""
+    costs = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        name, equals, number = part.partition("=")
+        try:
+            costs[name.strip()] = float(number)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise ValueError(f"cost {part!r} is not NAME=NUMBER; write for example --costs F=1,B=2,comm=0.1")
+    return costs
+
+
+ModelOf = Callable[[Plan, int, bool], Model]
+"""From a plan, the number of stages and whether the strategy is a pipeline to a model."""
+
+
+def _nominal(units: dict[str, float]) -> ModelOf:
+    """One layer per stage for a pipeline; four where the model is whole, so that buckets and gathers have something to do."""
+
+    def make(plan: Plan, num_stages: int, is_pipeline: bool) -> Model:
+        layers = num_stages if is_pipeline else 4 * num_stages
+        return models.nominal(layers, units.get("MB", 1.0), units.get("MW", 1.0), tp=plan.tp)
+
+    return make
+
+
+def _plan(given: Namespace, batch: int | None = None) -> Plan:
+    if given.microbatches < 1:
+        raise ValueError(f"--microbatches {given.microbatches}; give at least 1")
+    if given.virtual != 1:
+        raise ValueError(f"--virtual {given.virtual}: these schedules have one stage per rank; leave it at 1")
+    return Plan(pp=given.pp, dp=given.dp, tp=given.tp, microbatches=given.microbatches, batch=batch)
+
+
+def _program(given: Namespace, model_of: ModelOf, batch: int | None = None) -> Program:
+    """The program of a strategy's name, or of a file."""
+    if given.strategy.endswith((".csv", ".json")):
+        return _from_file(Path(given.strategy), given, model_of, batch)
+    strategy, plan = strategies.get(given.strategy), _plan(given, batch)
+    return strategies.build(strategy, plan, model_of(plan, plan.pp, strategy.axis is Axis.PP))
+
+
+def _from_file(path: Path, given: Namespace, model_of: ModelOf, batch: int | None) -> Program:
+    """A program that `show` wrote: JSON is complete, CSV is an order that is lowered anew."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not text; give a file written by `pdlab show --format csv` or json") from None
+    try:
+        if path.suffix == ".json":
+            return forms.from_json(text)
+        schedule = forms.parse_csv(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    given.pp = len(schedule)
+    given.microbatches = 1 + max(op.microbatch for ops in schedule for op in ops)
+    plan = _plan(given, batch)
+    return strategies.lower_schedule(path.stem, schedule, plan, model_of(plan, plan.pp, True))
+
+
+def run_strategy(given: Namespace) -> None:
+    """Run one strategy and lay the run beside its prediction."""
+    from pdlab import running
+
+    comparison = running.run_one(given, _plan(given))
+    if given.trace:
+        write_whole(given.trace, chrome.to_chrome(comparison.measured))
+    _print(comparison.summary(), as_json=given.json)
+
+
+def compare_strategies(given: Namespace) -> None:
+    """Run several, print one table, write the report."""
+    from pdlab import running
+
+    chosen = [strategies.get(name) for name in given.strategies] or list(strategies.STRATEGIES)
+    running.compare_all(chosen, given)
+
+
+def picture(given: Namespace) -> None:
+    """Four schedules of one model, predicted, in one figure."""
+    from pdlab.plots import gallery
+
+    traces = [_predicted(strategies.get(name), 4, 8) for name in ("gpipe", "1f1b", "zb_h1")]
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    gallery(traces).savefig(given.out, dpi=160)
+    print(f"wrote {given.out}")
+
+
+def _predicted(strategy: Strategy, ranks: int, microbatches: int) -> Trace:
+    from pdlab.simulate import simulate
+
+    plan = strategy.on(ranks, Plan(microbatches=microbatches))
+    model = models.nominal(ranks if strategy.axis is Axis.PP else 4, tp=plan.tp)
+    return simulate(strategies.build(strategy, plan, model), Uniform())
+
+
+def _print(numbers: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(numbers, indent=2))
+        return
+    width = max(map(len, numbers))
+    for name, value in numbers.items():
+        print(f"{name:<{width}}  {_human(value)}")
+
+
+def _human(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_human(x)}" for key, x in value.items()) or "none"
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return "  ".join(_human(x) for x in value)
+    return str(value)

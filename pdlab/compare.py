@@ -1,0 +1,124 @@
+"""Predict, run, compare: the gesture that the lab is for, for several strategies on the same model, data and costs.
+
+Every rank has the same work in every strategy: `F` seconds of forward for each of its microbatches. What differs is what the
+strategies add to it: bubbles, communication, memory.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import nan
+from statistics import median
+
+from pdlab import data, metrics, models, reference
+from pdlab.costs import Costs, Uniform
+from pdlab.execute.local import run_local
+from pdlab.execute.result import Result
+from pdlab.execute.settings import Settings
+from pdlab.launch import Ranks
+from pdlab.mesh import Axis
+from pdlab.models import Model
+from pdlab.program import Program
+from pdlab.simulate import simulate
+from pdlab.state import FLOAT, Batch, assemble, initial_parameters
+from pdlab.strategies import Plan, Strategy, build
+from pdlab.trace import Mode, Trace
+
+TEACHING_COSTS = Uniform(F=0.010, B=0.020, I=0.010, W=0.010, comm=0.002)
+"""Seconds: long against the scheduling noise of an operating system, short enough to wait for."""
+
+ModelOf = Callable[[int, int], Model]
+"""From the tensor degree and the bytes of a number to a model."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One strategy predicted and run."""
+
+    strategy: str
+    plan: Plan
+    predicted: Trace
+    measured: Trace
+    measured_s: float
+    grad_max_rel_error: float
+
+    @property
+    def error_pct(self) -> float:
+        """How much longer the run took than predicted; nan where no time was measured (local mode)."""
+        return 100 * (self.measured_s / self.predicted.makespan - 1)
+
+    def summary(self) -> dict[str, object]:
+        """The line of summary.csv."""
+        mode = self.measured.provenance.mode
+        return {
+            "strategy": self.strategy,
+            "ranks": self.plan.mesh.size,
+            "microbatches": self.plan.microbatches,
+            "mode": mode.value,
+            "simulated_s": self.predicted.makespan,
+            "measured_s": self.measured_s,
+            "error_pct": self.error_pct,
+            "bubble_simulated": metrics.bubble_fraction(self.predicted),
+            "bubble_measured": metrics.bubble_fraction(self.measured) if mode is not Mode.LOCAL else nan,
+            "bytes_simulated": sum(self.predicted.moved),
+            "bytes_measured": sum(self.measured.moved),
+            "peak_bytes_simulated": max(metrics.peak_bytes_per_rank(self.predicted)),
+            "peak_bytes_measured": max(metrics.peak_bytes_per_rank(self.measured)),
+            "grad_max_rel_error": self.grad_max_rel_error,
+        }
+
+
+def digits_batch(size: int, seed: int = 0, step: int = 0) -> Batch:
+    """The digits of one step."""
+    digits, rows = data.digits(), data.sample_indices(seed, step, size)
+    return Batch(digits.pixels[rows], digits.labels[rows])
+
+
+def lab_transformer(tp: int, itemsize: int) -> Model:
+    """The model of the comparison: eight layers, four heads."""
+    return models.transformer(width=32, depth=3, heads=4, itemsize=itemsize, tp=tp)
+
+
+def compare(
+    strategy: Strategy,
+    plan: Plan,
+    pool: Ranks | None,
+    *,
+    model_of: ModelOf = lab_transformer,
+    costs: Costs = TEACHING_COSTS,
+    steps: int = 5,
+    settings: Settings | None = None,
+) -> Comparison:
+    """Predict a strategy, run it (paced on a pool, or in this process if there is none), check its gradients.
+
+    The time is the median over `steps` steps after one to warm up, and the trace is that of the median step. Gradients come from
+    the same program in float64.
+    """
+    settings = settings or Settings()
+    program, exact = (build(strategy, plan, model_of(plan.tp, itemsize)) for itemsize in (4, 8))
+    batch = digits_batch(program.batch, settings.seed)
+    predicted = simulate(program, costs)
+    checked = replace(settings, record=True)
+    if pool is None:
+        measured, seconds = run_local([program], batch, settings).trace, nan
+        gradients = run_local([exact], batch, checked)
+    else:
+        repeated = pool.run([program], batch, pace=costs, steps=steps + 1, settings=settings)
+        traces = [repetition[-1] for repetition in repeated.traces[1:]]
+        measured, seconds = median_trace(traces), median(trace.makespan for trace in traces)
+        gradients = pool.run([exact], batch, settings=checked)
+    error = gradient_error(exact, gradients, batch, settings.seed)
+    return Comparison(strategy.name, plan, predicted, measured, seconds, error)
+
+
+def median_trace(traces: Sequence[Trace]) -> Trace:
+    """The trace whose makespan is in the middle."""
+    return sorted(traces, key=lambda trace: trace.makespan)[len(traces) // 2]
+
+
+def gradient_error(program: Program, result: Result, batch: Batch, seed: int) -> float:
+    """The worst parameter's deviation from the one-process reference, relative as `reference.relative_errors` says."""
+    dtype = FLOAT[program.model.itemsize]
+    parameters = initial_parameters(program.model, seed, dtype, program.mesh.degree(Axis.EP))
+    x, target = reference.inputs(program.model, batch.pixels, batch.labels, dtype)
+    _, expected = reference.gradients(program.model, parameters, x, target)
+    return max(reference.relative_errors(assemble(program, result.gradients), expected).values())

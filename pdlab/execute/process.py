@@ -1,0 +1,132 @@
+"""One rank in a process of its own: a thread per stream, each walking its ops in order and waiting for values.
+
+That is the dependency rule, executed literally. In a paced run each op is held until its modelled duration has passed since it
+started, and a communication starts when the last of its members has arrived; so more ranks than cores still show their true order,
+overlap and bubbles.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pdlab.depend import Graph
+from pdlab.execute.exchange import note_facts
+from pdlab.execute.gloo import Gloo
+from pdlab.execute.store import Held, Store
+from pdlab.ops import COMMUNICATION_KINDS, COMPUTE, Op, Stream, label
+from pdlab.program import Facts
+
+
+class RankError(RuntimeError):
+    """A run that failed on one rank: says where, at which op, and why."""
+
+
+@dataclass
+class Timeline:
+    """What one rank measured: by position in its list, seconds on the machine's monotonic clock, and bytes."""
+
+    starts: list[float]
+    ends: list[float]
+    moved: list[int]
+    live: list[int]
+    live_before: int
+    facts: Facts = field(default_factory=dict)
+
+
+@dataclass
+class Runner:
+    """Runs one program on one rank. `durations` (by position) paces it, None lets it run as fast as it goes."""
+
+    graph: Graph
+    store: Store
+    transport: Gloo | None
+    durations: Sequence[float] | None
+    timeout: float
+
+    def __post_init__(self) -> None:
+        rank = self.store.rank
+        first = self.graph.first_row[rank]
+        self.ops = self.graph.program.ranks[rank].ops
+        self.waits = [[w - first for w in self.graph.waits[first + i]] for i in range(len(self.ops))]
+        self.done = [threading.Event() for _ in self.ops]
+        self.lock = threading.Lock()
+        self.failure: BaseException | None = None
+        count = len(self.ops)
+        before = self.store.begin(self.graph.program)
+        self.timeline = Timeline([0.0] * count, [0.0] * count, [0] * count, [0] * count, before)
+
+    def run(self, start: float) -> Timeline:
+        """Start at a moment of the monotonic clock; raises `RankError` if an op fails or waits too long."""
+        streams: dict[Stream, list[int]] = {COMPUTE: []}
+        for i, op in enumerate(self.ops):
+            streams.setdefault(op.stream, []).append(i)
+        own = streams.pop(COMPUTE)
+        threads = [threading.Thread(target=self._walk, args=(ops, start), daemon=True) for ops in streams.values()]
+        for thread in threads:
+            thread.start()
+        self._walk(own, start)
+        for thread in threads:
+            thread.join(self.timeout)
+        if self.failure is not None:
+            raise self.failure
+        return self.timeline
+
+    def _walk(self, positions: Sequence[int], start: float) -> None:
+        hold(start)
+        for i in positions:
+            try:
+                self._wait(i)
+                self._perform(i)
+            except BaseException as error:
+                self._fail(i, error)
+            if self.failure is not None:
+                return
+
+    def _wait(self, i: int) -> None:
+        for w in self.waits[i]:
+            if not self.done[w].wait(self.timeout):
+                values = ", ".join(v for v in self.ops[i].operands if v in self.ops[w].writes) or "a value to be free"
+                raise TimeoutError(f"waited {self.timeout:g} s for {values} from {label(self.ops[w])}")
+            if self.failure is not None:
+                return
+
+    def _perform(self, i: int) -> None:
+        op, line = self.ops[i], self.timeline
+        start = time.monotonic()
+        written: Sequence[Held]
+        if op.kind in COMMUNICATION_KINDS:
+            assert self.transport is not None
+            written, line.moved[i] = self.transport.communicate(op, self.store)
+            if self.durations is not None:
+                start = self.transport.last_arrival(op, start)
+        else:
+            written = self.store.compute(op)
+        if self.durations is not None and self.store.allowed(op):
+            hold(start + self.durations[i])
+        with self.lock:
+            note_facts(line.facts, self.graph.program, self.store.rank, op, written)
+            self.store.finish(op, list(written))
+            line.live[i] = self.store.live
+            line.starts[i], line.ends[i] = start, time.monotonic()
+        self.done[i].set()
+
+    def _fail(self, i: int, error: BaseException) -> None:
+        """Remember the first failure and wake every stream that waits."""
+        with self.lock:
+            if self.failure is None:
+                self.failure = RankError(_sentence(self.store.rank, i, self.ops[i], error))
+                self.failure.__cause__ = error
+        for event in self.done:
+            event.set()
+
+
+def _sentence(rank: int, i: int, op: Op, error: BaseException) -> str:
+    values = ", ".join((*op.inputs, *op.writes)[:3])
+    return f"rank {rank}, op {i} ({label(op)}; {values}): {type(error).__name__}: {error}"
+
+
+def hold(until: float) -> None:
+    """Sleep until a moment of the monotonic clock."""
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(left)

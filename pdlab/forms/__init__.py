@@ -1,0 +1,10 @@
+"""How a program is written down: a grid to read, CSV to type, JSON to send, all read off the one list of ops."""
+
+from pdlab.forms.decode import from_json
+from pdlab.forms.encode import to_json
+from pdlab.forms.fault import FormError
+from pdlab.forms.files import read_text
+from pdlab.forms.grid import grid
+from pdlab.forms.table import parse_csv, schedule_csv
+
+__all__ = ["FormError", "from_json", "grid", "parse_csv", "read_text", "schedule_csv", "to_json"]

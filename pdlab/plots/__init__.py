@@ -1,0 +1,7 @@
+"""Pictures of traces: every plot is a pure function from one trace, or two, to a figure."""
+
+from pdlab.plots.compare import compare
+from pdlab.plots.memory import live_bytes
+from pdlab.plots.timeline import timeline
+
+__all__ = ["compare", "live_bytes", "timeline"]

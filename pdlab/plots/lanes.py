@@ -1,0 +1,159 @@
+"""One trace drawn on one panel: boxes in rows, numbers in boxes, names beside rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from pdlab import theme
+from pdlab.ops import COMPUTE, PASS_KINDS, Kind, Lane
+from pdlab.plots.boxes import Box, Row, boxes, opposite, rows
+from pdlab.plots.labels import labels
+from pdlab.plots.page import PANEL_WIDTH, plain
+from pdlab.plots.units import Unit
+from pdlab.program import Program
+from pdlab.trace import Trace
+
+OUTLINE = 0.6
+"""Points: the white line around a box that keeps neighbours apart."""
+
+NARROW = 0.04
+"""Inches: a box below this has no white outline, which would leave nothing of it."""
+
+
+class Lanes:
+    """A trace laid out in rows, to be drawn on a time axis that ends at `until` seconds."""
+
+    def __init__(self, trace: Trace, until: float) -> None:
+        self.boxes = boxes(trace)
+        self.rows = rows(self.boxes, len(trace.program.ranks))
+        self.program = trace.program
+        self.inches = PANEL_WIDTH / (until or 1.0)  # the length of a second
+        self.labels = labels([box for box in self.boxes if box.stream == COMPUTE], self.inches)
+
+    @property
+    def height(self) -> float:
+        """Inches."""
+        return self.rows[-1].top + self.rows[-1].height + self.rows[0].top
+
+    def legend(self) -> list[Artist]:
+        """One entry per word for what is drawn, in the order of `theme.WORDS`, and what the numbers mean."""
+        drawn = {box.kind for box in self.boxes}
+        words = {word: kind for kind, word in reversed(theme.WORDS.items()) if kind in drawn}
+        entries: list[Artist] = [_patch(kind, word) for word, kind in reversed(words.items())]
+        if self.labels.texts:
+            lighter = " (lighter: newer weights)" if self.program.steps_each_microbatch else ""
+            text, meaning = self.labels.example
+            entries.append(_number(text, meaning + lighter))
+        return entries
+
+    def draw(self, axes: Axes, heading: str, unit: Unit) -> None:
+        """Draw boxes, numbers and the names of rows."""
+        plain(axes, heading)
+        axes.set_ylim(self.height, 0)
+        places = {(row.rank, row.stream): row for row in self.rows}
+        paleness = _Paleness(self.program)
+        seams = len(self.program.stages) == 1
+        looks = {
+            box: _Look(box, places[box.rank, box.stream], theme.shade(box.kind, paleness.of(box)), unit, seams)
+            for box in self.boxes
+        }
+        _draw_boxes(axes, list(looks.values()), self.inches)
+        lines = [look.seam(at) for look in looks.values() if seams for at in look.box.seams]
+        axes.add_collection(LineCollection(lines, colors=theme.PAPER, linewidths=OUTLINE, alpha=0.6), autolim=False)
+        for box, text in self.labels.texts:
+            looks[box].write(axes, text, self.labels.size)
+        _name_rows(axes, self.rows)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Where a box is drawn (horizontally in units of time, vertically in inches) and in which colour."""
+
+    box: Box
+    row: Row
+    colour: str
+    unit: Unit
+    has_seams: bool
+
+    def corners(self) -> list[tuple[float, float]]:
+        left, right = self.box.start / self.unit.size, self.box.end / self.unit.size
+        top, bottom = self.row.top, self.row.top + self.row.height
+        return [(left, top), (right, top), (right, bottom), (left, bottom)]
+
+    def seam(self, at: float) -> list[tuple[float, float]]:
+        return [(at / self.unit.size, self.row.top), (at / self.unit.size, self.row.top + self.row.height)]
+
+    def write(self, axes: Axes, text: str, size: float) -> None:
+        """The number of the box beside its seams, on a patch of paper where the box is hatched."""
+        x, y = self._middle() / self.unit.size, self.row.top + self.row.height / 2
+        hatched = self.box.kind in theme.HATCHES
+        ink = theme.INK if hatched else theme.ink_on(self.colour)
+        patch = {"facecolor": theme.PAPER, "edgecolor": "none", "pad": 1.0} if hatched else None
+        axes.text(x, y, text, size=size, color=ink, ha="center", va="center_baseline", bbox=patch)
+
+    def _middle(self) -> float:
+        """The middle of the most central segment."""
+        edges = (self.box.start, *self.box.seams, self.box.end) if self.has_seams else (self.box.start, self.box.end)
+        centre = (self.box.start + self.box.end) / 2
+        return min(((a + b) / 2 for a, b in pairwise(edges)), key=lambda middle: abs(middle - centre))
+
+
+@dataclass(frozen=True)
+class _Paleness:
+    """Lightness by weight version where a program steps along the way, otherwise slightly by microbatch."""
+
+    program: Program
+
+    def of(self, box: Box) -> float:
+        if box.kind not in PASS_KINDS:
+            return 0.0
+        last = max(1, self.program.num_microbatches - 1)
+        if self.program.steps_each_microbatch:
+            return theme.PALEST_VERSION * max(0, box.version) / last
+        return theme.PALEST_MICROBATCH * box.microbatch / last
+
+
+def _draw_boxes(axes: Axes, looks: Sequence[_Look], inches: float) -> None:
+    """One collection per hatch. Narrow boxes are plain and outlined in their own colour, so that they stay visible."""
+    groups: dict[tuple[bool, str], list[_Look]] = {}
+    for look in looks:
+        wide = (look.box.end - look.box.start) * inches >= NARROW
+        groups.setdefault((wide, theme.HATCHES.get(look.box.kind, "") if wide else ""), []).append(look)
+    for (wide, hatch), chosen in sorted(groups.items()):
+        colours = [look.colour for look in chosen]
+        outline = theme.PAPER if wide else colours
+        corners = [look.corners() for look in chosen]
+        boxes_drawn = PolyCollection(corners, fc=colours, ec=outline, lw=OUTLINE, hatch=hatch or None)
+        axes.add_collection(boxes_drawn, autolim=False)
+
+
+def _name_rows(axes: Axes, placed: Sequence[Row]) -> None:
+    """`rank 0` beside compute, the stream beside communication; two directions to one peer share a name."""
+    taken = {(row.rank, row.stream) for row in placed}
+    ticks = []
+    for row in placed:
+        other = opposite(row.stream)
+        if other is None or (row.rank, other) not in taken:
+            name = f"rank {row.rank}" if row.stream == COMPUTE else str(row.stream)
+            ticks.append((row.top + row.height / 2, name, row.stream == COMPUTE))
+        elif row.stream.lane is Lane.TO:
+            ticks.append((row.top + row.height, f"to, from {row.stream.peer}", False))
+    axes.set_yticks([at for at, _, _ in ticks], [name for _, name, _ in ticks])
+    axes.tick_params(axis="y", length=0)
+    for text, (_, _, is_compute) in zip(axes.get_yticklabels(), ticks, strict=True):
+        text.set_fontsize(theme.TEXT_SIZE if is_compute else theme.STREAM_SIZE)
+
+
+def _patch(kind: Kind, word: str) -> Artist:
+    return Patch(label=word, facecolor=theme.shade(kind), edgecolor=theme.PAPER, hatch=theme.HATCHES.get(kind))
+
+
+def _number(text: str, meaning: str) -> Artist:
+    marker, size = f"${text}$", 5 + 4 * len(text)
+    return Line2D([], [], ls="none", marker=marker, ms=size, mew=0, color=theme.INK, label=meaning)

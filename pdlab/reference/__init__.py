@@ -1,0 +1,24 @@
+"""The oracle: the same training on one process, in plain PyTorch.
+
+A distributed run is right if it ends with the weights that these files end with. So they share nothing with what they
+judge: no programs, ops, segments or cuts in autograd, only modules as a textbook has them and the update rules written as loops.
+Strategies that are not synchronous SGD are held to their own rule.
+"""
+
+from pdlab.reference.half import half_precision_step
+from pdlab.reference.networks import Batch, build, inputs
+from pdlab.reference.pipedream import pipedream_naive, pipedream_stashed
+from pdlab.reference.training import Parameters, gradients, relative_errors, sgd
+
+__all__ = [
+    "Batch",
+    "Parameters",
+    "build",
+    "gradients",
+    "half_precision_step",
+    "inputs",
+    "pipedream_naive",
+    "pipedream_stashed",
+    "relative_errors",
+    "sgd",
+]

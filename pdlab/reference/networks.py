@@ -1,0 +1,182 @@
+"""The networks of the lab as a textbook has them: ordinary modules, whole, on one process.
+
+They share nothing with `pdlab.segments`. From a model spec they take sizes only; their parameters bear the names of the
+spec.
+"""
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pdlab.models.spec import Block, Model
+
+PIXELS, SIDE, CLASSES, INTENSITIES = 64, 8, 10, 17
+MLP_BLOCKS = {Block.LINEAR, Block.RELU_LINEAR, Block.CLASSIFIER}
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Mlp(nn.Sequential):
+    """`depth` linear layers with a ReLU between any two."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        layers: OrderedDict[str, nn.Module] = OrderedDict(fc0=nn.Linear(PIXELS, width))
+        for i in range(1, depth - 1):
+            layers |= {f"relu{i}": nn.ReLU(), f"fc{i}": nn.Linear(width, width)}
+        super().__init__(layers | {"relu": nn.ReLU(), "head": nn.Linear(width, CLASSES)})
+
+
+class Embedding(nn.Module):
+    """A pixel becomes the vector of its intensity plus the vector of its place."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(INTENSITIES, width))
+        self.position = nn.Parameter(torch.randn(PIXELS, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.token[x] + self.position
+
+
+class Attention(nn.Module):
+    """Pre-norm multi-head attention over all tokens, with its residual."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm(x)
+        q, k, v = (f(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        weights = torch.softmax(q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5, dim=-1)
+        update: Tensor = self.out((weights @ v).transpose(1, 2).flatten(-2))
+        return x + update
+
+
+class FeedForward(nn.Module):
+    """Pre-norm two-layer perceptron on each token, with its residual."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        update: Tensor = self.down(functional.gelu(self.up(self.norm(x))))
+        return x + update
+
+
+class TokenClassifier(nn.Linear):
+    """Norm, mean over the tokens, linear."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, CLASSES)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(x).mean(dim=1))
+
+
+class Transformer(nn.Sequential):
+    """`depth` pairs of attention and feed-forward between an embedding and a classifier."""
+
+    def __init__(self, width: int, depth: int, heads: int) -> None:
+        layers: OrderedDict[str, nn.Module] = OrderedDict(embed=Embedding(width))
+        for i in range(depth):
+            layers |= {f"attn{i}": Attention(width, heads), f"ffn{i}": FeedForward(width)}
+        super().__init__(layers | {"head": TokenClassifier(width)})
+
+
+class Convolution(nn.Conv2d):
+    """3 x 3 convolution, then BatchNorm with the statistics of the batch at hand."""
+
+    def __init__(self, fan_in: int, channels: int) -> None:
+        super().__init__(fan_in, channels, kernel_size=3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(channels, track_running_stats=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed: Tensor = self.norm(super().forward(x))
+        return normed
+
+
+class Cnn(nn.Sequential):
+    """`depth` - 1 convolutions with a ReLU after each, mean over the pixels, linear."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        layers: OrderedDict[str, nn.Module] = OrderedDict(conv0=Convolution(1, width))
+        for i in range(1, depth - 1):
+            layers |= {f"relu{i}": nn.ReLU(), f"conv{i}": Convolution(width, width)}
+        head = nn.Linear(width, CLASSES)
+        super().__init__(
+            layers | {"relu": nn.ReLU(), "mean": nn.AdaptiveAvgPool2d(1), "flat": nn.Flatten(), "head": head}
+        )
+
+
+class Expert(nn.Sequential):
+    def __init__(self, width: int) -> None:
+        up, down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        super().__init__(OrderedDict(up=up, relu=nn.ReLU(), down=down))
+
+
+class Experts(nn.Module):
+    """Each sample goes to its likeliest expert, whose answer counts as much as the router trusts it."""
+
+    def __init__(self, width: int, ep: int) -> None:
+        super().__init__()
+        self.fc0 = nn.Linear(PIXELS, width)
+        self.router = nn.Linear(width, ep, bias=False)
+        self.expert = nn.ModuleList(Expert(width) for _ in range(ep))
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc0(x)
+        trust, chosen = torch.softmax(self.router(h), dim=-1).max(dim=-1)
+        answers = torch.zeros_like(h)
+        for i, expert in enumerate(self.expert):
+            rows = (chosen == i).nonzero().squeeze(1)
+            answers = answers.index_copy(0, rows, expert(h[rows]))
+        logits: Tensor = self.head(torch.relu(trust.unsqueeze(1) * answers))
+        return logits
+
+
+def build(model: Model) -> nn.Module:
+    """The whole, unsharded network of a spec, freshly initialised from torch's global generator."""
+    segments, blocks = list(model.segments.values()), blocks_of(model)
+    first = segments[0].groups[0].params[0].shape
+    if Block.ROUTER in blocks:
+        return Experts(first[0], model.segments["router"].option("experts"))
+    if Block.EMBEDDING in blocks:
+        heads = [segment.option("heads") for segment in segments if segment.block is Block.ATTENTION]
+        return Transformer(first[1], len(heads), heads[0] if heads else 1)
+    if Block.CONVOLUTION in blocks:
+        return Cnn(first[0], len(segments))
+    if blocks <= MLP_BLOCKS:
+        return Mlp(first[0], len(segments))
+    raise ValueError(f"model {model.name!r} is only numbers, not a network; use an mlp, transformer, cnn or experts")
+
+
+def blocks_of(model: Model) -> set[Block]:
+    return {segment.block for segment in model.segments.values()}
+
+
+def skeleton(model: Model) -> nn.Module:
+    """The network without memory, to be called with parameters from outside; building it draws no random numbers."""
+    with torch.device("meta"):
+        return build(model)
+
+
+def inputs(model: Model, pixels: NDArray[Any], labels: NDArray[Any], dtype: torch.dtype) -> Batch:
+    """Pixels and labels as this model takes them: intensities as tokens, or scaled to 0..1, as images for a CNN."""
+    target = torch.tensor(labels, dtype=torch.int64)
+    blocks = blocks_of(model)
+    if Block.EMBEDDING in blocks:
+        return torch.tensor(pixels, dtype=torch.int64), target
+    x = torch.tensor(pixels, dtype=dtype) / 16
+    return x.reshape(-1, 1, SIDE, SIDE) if Block.CONVOLUTION in blocks else x, target

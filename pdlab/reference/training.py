@@ -1,0 +1,70 @@
+"""Gradients and synchronous SGD on the whole batch, and how far two sets of gradients are apart."""
+
+from collections.abc import Iterable
+from math import inf, isfinite
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional
+
+from pdlab.models.spec import Model
+from pdlab.reference.networks import Batch, skeleton
+
+Parameters = dict[str, Tensor]
+
+
+def gradients(model: Model, parameters: Parameters, x: Tensor, target: Tensor) -> tuple[float, Parameters]:
+    """The mean cross-entropy of a batch and its gradient, in the dtype of the parameters."""
+    leaves = leaves_of(parameters)
+    loss = functional.cross_entropy(functional_call(skeleton(model), leaves, x, strict=True), target)
+    return loss.item(), differentiate(loss, leaves)
+
+
+def leaves_of(parameters: Parameters) -> Parameters:
+    return {name: weight.detach().requires_grad_() for name, weight in parameters.items()}
+
+
+def differentiate(loss: Tensor, leaves: Parameters, seed: Tensor | None = None) -> Parameters:
+    found = torch.autograd.grad(loss, list(leaves.values()), seed, materialize_grads=True)
+    return dict(zip(leaves, found, strict=True))
+
+
+def descend(parameters: Parameters, grads: Parameters, lr: float) -> Parameters:
+    return {name: weight - lr * grads[name] for name, weight in parameters.items()}
+
+
+def sgd(model: Model, parameters: Parameters, batches: Iterable[Batch], lr: float) -> list[Parameters]:
+    """The parameters after each step of synchronous training, one batch per step."""
+    trajectory = [parameters]
+    for x, target in batches:
+        trajectory.append(descend(trajectory[-1], gradients(model, trajectory[-1], x, target)[1], lr))
+    return trajectory[1:]
+
+
+def relative_errors(ours: Parameters, reference: Parameters) -> dict[str, float]:
+    """Per parameter: the largest deviation over the largest entry of its reference.
+
+    Some gradients are truly zero (a key bias, an idle expert) and would compare noise with noise, so the scale is never
+    below 1e-6 of the largest entry of all. A NaN counts as infinitely wrong, lest `max` and `<` overlook it.
+    """
+    _require_alike(ours, reference)
+    largest = {name: value.abs().max().item() for name, value in reference.items()}
+    floor = 1e-6 * max(largest.values(), default=0.0)
+    return {name: _ratio(ours[name], reference[name], max(largest[name], floor)) for name in reference}
+
+
+def _ratio(value: Tensor, reference: Tensor, scale: float) -> float:
+    deviation = (value.double() - reference.double()).abs().max().item()
+    if deviation == 0:
+        return 0.0
+    return deviation / scale if scale and isfinite(deviation) else inf
+
+
+def _require_alike(ours: Parameters, reference: Parameters) -> None:
+    missing, extra = sorted(reference.keys() - ours.keys()), sorted(ours.keys() - reference.keys())
+    if missing or extra:
+        raise ValueError(f"{len(missing)} parameters are missing {missing}, {len(extra)} are extra {extra}")
+    for name, value in reference.items():
+        if ours[name].shape != value.shape:
+            raise ValueError(f"{name} has shape {tuple(ours[name].shape)}, the reference has {tuple(value.shape)}")

@@ -1,0 +1,109 @@
+"""How every picture looks, in one place: colours, hatches, words and sizes.
+
+The colours are those of Okabe and Ito (2008, "Color Universal Design"), which colour-blind readers can tell apart. In
+greyscale print vermilion and green are one grey, so what is split from the full backward is also hatched. Microbatches
+are told by their numbers, and get only slightly lighter; weight versions are told by lightness.
+"""
+
+from typing import Final, NamedTuple
+
+from matplotlib.colors import to_hex, to_rgb
+
+from pdlab.ops import Kind
+from pdlab.program import Role
+from pdlab.trace import Trace
+
+WIDTH: Final = 12.0
+"""Inches; a figure is as high as it needs to be."""
+
+PAPER, INK, FAINT = "#FFFFFF", "#1A1A1A", "#D0D0D0"
+TITLE_SIZE, HEADING_SIZE, TEXT_SIZE, STREAM_SIZE, PRINT_SIZE = 15.0, 12.5, 11.0, 7.5, 8.5
+"""Points: the title, the heading of a panel, axes and legend, the names of communication streams, the small print."""
+
+LABEL_SIZES = (11.0, 10.0, 9.0, 8.0, 7.0)
+"""Points; a box takes the largest in which its number fits."""
+
+PALEST_MICROBATCH, PALEST_VERSION = 0.12, 0.6
+"""How far towards white the last microbatch and the newest weight version are lightened, from 0 to 1."""
+
+DARK = 0.21
+"""Relative luminance (WCAG 2) up to which a number is white: above forward blue, below vermilion."""
+
+COLOURS: Final = {
+    Kind.FORWARD: "#0072B2",
+    Kind.BACKWARD: "#E69F00",
+    Kind.BACKWARD_INPUT: "#D55E00",
+    Kind.BACKWARD_WEIGHT: "#009E73",
+    Kind.STEP: "#CC79A7",
+    Kind.ADD: "#F0E442",
+    Kind.FINITE: "#F0E442",
+    Kind.FREE: "#F0E442",
+    Kind.SEND: "#8C8C8C",
+    Kind.RECV: "#8C8C8C",
+    Kind.ALL_REDUCE: "#707070",
+    Kind.ALL_GATHER: "#A8A8A8",
+    Kind.REDUCE_SCATTER: "#4D4D4D",
+    Kind.ALL_TO_ALL: "#5E5E5E",
+}
+
+HATCHES: Final = {Kind.BACKWARD_INPUT: "\\\\", Kind.BACKWARD_WEIGHT: "//", Kind.STEP: "xx"}
+
+WORDS: Final = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.BACKWARD_INPUT: "backward for the input",
+    Kind.BACKWARD_WEIGHT: "backward for the weights",
+    Kind.STEP: "optimizer step",
+    Kind.ADD: "bookkeeping",
+    Kind.FINITE: "bookkeeping",
+    Kind.FREE: "bookkeeping",
+    Kind.SEND: "message",
+    Kind.RECV: "message",
+    Kind.ALL_REDUCE: "all-reduce",
+    Kind.ALL_GATHER: "all-gather",
+    Kind.REDUCE_SCATTER: "reduce-scatter",
+    Kind.ALL_TO_ALL: "all-to-all",
+}
+
+
+class Share(NamedTuple):
+    """A part of memory, in the colour and hatch of the op that makes it."""
+
+    label: str
+    roles: frozenset[Role]
+    colour: str
+    hatch: str = ""
+
+
+MEMORY: Final = (
+    Share("weights", frozenset({Role.WEIGHT}), "#BDBDBD"),
+    Share("optimizer state", frozenset({Role.OPTIMIZER}), COLOURS[Kind.STEP]),
+    Share("weight gradients", frozenset({Role.GRADIENT}), COLOURS[Kind.BACKWARD_WEIGHT], "//"),
+    Share("saved for the backward", frozenset({Role.SAVED}), COLOURS[Kind.FORWARD]),
+    Share("pending weight gradients", frozenset({Role.PENDING}), COLOURS[Kind.BACKWARD_INPUT], "\\\\"),
+    Share("inputs and activations", frozenset({Role.FEED, Role.ACTIVATION}), "#B5DCF3"),
+    Share("activation gradients", frozenset({Role.ACTIVATION_GRADIENT}), COLOURS[Kind.BACKWARD]),
+)
+"""What memory goes to, from the bottom of the stack to its top."""
+
+
+def shade(kind: Kind, paleness: float = 0.0) -> str:
+    """The colour of an op, lightened by a part of the way to white."""
+    red, green, blue = (channel + (1 - channel) * paleness for channel in to_rgb(COLOURS[kind]))
+    return to_hex((red, green, blue))
+
+
+def ink_on(colour: str) -> str:
+    """The colour of a number on a box of this colour."""
+    luminance = sum(weight * _linear(c) for weight, c in zip((0.2126, 0.7152, 0.0722), to_rgb(colour), strict=True))
+    return PAPER if luminance < DARK else INK
+
+
+def small_print(*traces: Trace) -> list[str]:
+    """Where the numbers of a picture come from, a line for each trace, and of which model they speak."""
+    models = dict.fromkeys(trace.program.model.name for trace in traces)
+    return [*(str(trace.provenance) for trace in traces), f"model {', '.join(models)}"]
+
+
+def _linear(channel: float) -> float:
+    return channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4

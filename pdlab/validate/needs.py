@@ -1,0 +1,175 @@
+"""What each operand of a pass must be, said by the model: its role, what it is called there, and its layout.
+
+The order of the operands is that of `pdlab.signature`; nothing here knows it by heart.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pdlab.mesh import DATA_AXES, LOCAL, PARTIAL, REPLICATED, Axis, Layout, Mesh, Spread
+from pdlab.models.spec import Exchange, Group, Model, Segment, Tensor
+from pdlab.ops import Kind, Op, Value
+from pdlab.program import Program, Role, Type
+from pdlab.signature import Operands
+
+
+class Need(NamedTuple):
+    """The type that an operand must have, apart from its size.
+
+    Weights and their gradients need their layout on every axis. Of activations every rank has its own rows, so along the
+    data axes only a partial or flat one is wrong. `own_rows`: the rows are samples of this rank's own data shard.
+    """
+
+    role: Role
+    of: str
+    layout: Layout = REPLICATED
+    exact: bool = False
+    own_rows: bool = True
+
+    def met_by(self, t: Type) -> bool:
+        return t.role is self.role and t.of == self.of and (t.layout == self.layout or self.allows(t.layout))
+
+    def allows(self, layout: Layout) -> bool:
+        if self.exact:
+            return layout == self.layout
+        beside = tuple((axis, place) for axis, place in layout.places if axis not in DATA_AXES)
+        rows = {place.spread for axis, place in layout.places if axis in DATA_AXES}
+        allowed = {Spread.SHARD, Spread.LOCAL} | ({Spread.PARTIAL} if self.role is Role.LOSS else set())
+        return Layout(beside) == self.layout and rows <= allowed
+
+
+Pattern = tuple[tuple[Need, ...], tuple[Need, ...]]
+"""What a pass reads and what it writes, in order, without tokens."""
+
+
+@dataclass
+class Needs:
+    """Looked up once for each kind of pass on each segment."""
+
+    program: Program
+    known: dict[tuple[Kind, int, int, int], Pattern | None] = field(default_factory=dict)
+
+    def segment(self, op: Op) -> Segment | None:
+        """The segment that a pass runs, None if the program has none of that number."""
+        stages = self.program.stages
+        if not 0 <= op.stage < len(stages) or not 0 <= op.segment < len(stages[op.stage]):
+            return None
+        return self.program.model.segments[stages[op.stage][op.segment]]
+
+    def of(self, op: Op, num_given: int) -> Pattern | None:
+        """The pattern of a pass with so many inputs, with or without gradients so far; None if neither has that many."""
+        key = (op.kind, op.stage, op.segment, num_given)
+        if key not in self.known:
+            segment = self.segment(op)
+            assert segment is not None
+            patterns = self.patterns(op.kind, segment)
+            self.known[key] = next((p for p in patterns if len(p[0]) == num_given), None)
+        return self.known[key]
+
+    def patterns(self, kind: Kind, segment: Segment) -> list[Pattern]:
+        """The shorter one first: without gradients so far."""
+        both = (False, True) if kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT) and segment.groups else (False,)
+        return [_pattern(self.program, kind, segment, so_far) for so_far in both]
+
+
+def _pattern(program: Program, kind: Kind, segment: Segment, so_far: bool) -> Pattern:
+    table: dict[Value, Need] = {}
+
+    def these(what: str, needs: Iterable[Need]) -> tuple[Value, ...]:
+        named = {f"{what} {i}": need for i, need in enumerate(needs)}
+        table.update(named)
+        return tuple(named)
+
+    model = program.model
+    forward, split_input = kind is Kind.FORWARD, kind is Kind.BACKWARD_INPUT
+    to_input, to_weights = kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT), kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
+    saved = Need(Role.SAVED, segment.name, own_rows=segment.rows is None)
+    pending = saved._replace(role=Role.PENDING)
+    gradients = [weight_gradient(group, program.mesh) for group in segment.groups]
+    found = Operands(
+        inputs=these("input", _each(_tensor, model, segment.inputs if forward else segment.kept_inputs)),
+        weights=these("weight", (Need(Role.WEIGHT, g.name, g.layout, exact=True) for g in segment.groups)),
+        carried=these("carried", () if forward else (saved,) if to_input else (pending,)),
+        output_gradients=these("dy", _each(_gradient, model, segment.graded_outputs if to_input else ())),
+        so_far=these("so far", gradients if so_far else ()),
+        outputs=these("output", _each(_tensor, model, segment.outputs if forward else ())),
+        left=these("left", (saved,) if forward else (pending,) if split_input else ()),
+        input_gradients=these("dx", _each(_gradient, model, segment.graded_inputs if to_input else ())),
+        weight_gradients=these("dw", gradients if to_weights else ()),
+    )
+    return tuple(table[v] for v in found.reads), tuple(table[v] for v in found.writes)
+
+
+def _each(make: Callable[[Model, Tensor], Need], model: Model, tensors: Iterable[Tensor]) -> Iterable[Need]:
+    return (make(model, t) for t in tensors)
+
+
+def weight_gradient(group: Group, mesh: Mesh) -> Need:
+    """What a backward makes for a group of weights: on each data axis only this rank's share of the sum."""
+    layout = group.grad
+    for axis in DATA_AXES:
+        if mesh.degree(axis) > 1 and group.layout.at(axis) != LOCAL:
+            layout = layout.put(axis, PARTIAL)
+    return Need(Role.GRADIENT, group.name, layout, exact=True)
+
+
+def _tensor(model: Model, t: Tensor) -> Need:
+    if t in model.feeds:
+        role = Role.FEED
+    elif t.name == model.loss:
+        role = Role.LOSS
+    else:
+        role = Role.ACTIVATION if t.grad is not None or t.per_row else Role.FACT
+    return Need(role, stands_for(model)[t.name], t.layout, own_rows=_has_own_rows(model, t))
+
+
+def _gradient(model: Model, t: Tensor) -> Need:
+    of = stands_for(model, backward=True)[t.name]
+    return Need(Role.ACTIVATION_GRADIENT, of, t.grad or REPLICATED, own_rows=_has_own_rows(model, t))
+
+
+def _has_own_rows(model: Model, t: Tensor) -> bool:
+    return t.rows is None and (t.per_row or t.name == model.loss)
+
+
+class Exchanged(NamedTuple):
+    """What one direction of a model's exchange does: a collective that takes one tensor and makes another."""
+
+    given: Need
+    made: Need
+    splits: tuple[str, ...]
+
+
+Exchanges = dict[tuple[Kind, Axis, str, str], Exchanged]
+"""By collective, axis and the names of the two tensors, those of gradients with a `d.` before them."""
+
+
+def exchanges_of(model: Model) -> Exchanges:
+    found: Exchanges = {}
+    for item in _exchange_items(model):
+        splits = item.splits or ()
+        if item.forward is not None:
+            given, made = _tensor(model, item.payload), _tensor(model, item.result)
+            found[item.forward, item.axis, given.of, made.of] = Exchanged(given, made, splits)
+        if item.backward is not None and item.result.grad is not None:
+            given, made = _gradient(model, item.result), _gradient(model, item.payload)
+            key = (item.backward, item.axis, f"d.{given.of}", f"d.{made.of}")
+            found[key] = Exchanged(given, made, splits[::-1])
+    return found
+
+
+def _exchange_items(model: Model) -> list[Exchange]:
+    return [item for layer in model.layers for item in layer if isinstance(item, Exchange)]
+
+
+def stands_for(model: Model, backward: bool = False) -> dict[str, str]:
+    """Where an exchange moves nothing, its two tensors are one value, called like the one that was made first."""
+    items = _exchange_items(model)
+    tensors = [t for segment in model.segments.values() for t in (*segment.inputs, *segment.outputs)]
+    names = {t.name: t.name for t in (*tensors, *(t for item in items for t in (item.payload, item.result)))}
+    for item in reversed(items) if backward else items:
+        made, used = (item.result, item.payload) if backward else (item.payload, item.result)
+        if (item.backward if backward else item.forward) is None:
+            names[used.name] = names[made.name]
+    return names

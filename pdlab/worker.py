@@ -1,0 +1,123 @@
+"""One rank of a pool: connects to its pool, joins the process group, then runs what it is sent until it is told to stop.
+
+It leaves no trace behind: when the pool's end of the connection closes, for whatever reason, the worker exits at once.
+"""
+
+import argparse
+import os
+import select
+import socket
+import threading
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pdlab import wire
+from pdlab.depend import build
+from pdlab.execute.gloo import Gloo
+from pdlab.execute.process import Runner, Timeline
+from pdlab.execute.result import recorded
+from pdlab.execute.settings import Settings, new_store
+from pdlab.execute.store import Store
+from pdlab.forms import from_json
+from pdlab.mesh import Mesh
+from pdlab.program import Program
+from pdlab.state import Batch
+
+LEAD_S = 0.005
+"""How long after the last rank has arrived at the start of a step the step begins, so that all begin together."""
+
+
+def main() -> None:
+    """Entry point of `python -m pdlab.worker`, started by torchrun with RANK and WORLD_SIZE set."""
+    parser = argparse.ArgumentParser(prog="pdlab.worker", description=__doc__)
+    parser.add_argument("--control", required=True, help="the socket of the pool")
+    parser.add_argument("--store", required=True, help="the file through which the ranks find each other")
+    arguments = parser.parse_args()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    channel.connect(arguments.control)
+    threading.Thread(target=_exit_with_pool, args=(channel,), daemon=True).start()
+    dist.init_process_group("gloo", store=dist.FileStore(arguments.store, size), rank=rank, world_size=size)
+    wire.send(channel, {"rank": rank, "pid": os.getpid()})
+    Worker(channel, rank).serve()
+
+
+def _exit_with_pool(channel: socket.socket) -> None:
+    while True:
+        select.select([channel], [], [])
+        try:
+            gone = channel.recv(1, socket.MSG_PEEK) == b""
+        except OSError:
+            gone = True
+        if gone:
+            os._exit(1)
+        time.sleep(0.1)
+
+
+@dataclass
+class Worker:
+    channel: socket.socket
+    rank: int
+    transports: dict[Mesh, Gloo] = field(default_factory=dict)
+
+    def serve(self) -> None:
+        while True:
+            job, tensors = wire.receive(self.channel)
+            if job["do"] == "stop":
+                dist.destroy_process_group()
+                os._exit(0)
+            try:
+                reply, results = self._run(job, tensors)
+            except BaseException as error:
+                cause = error.__cause__ or error
+                text = "".join(traceback.format_exception(cause))
+                report = {"error": str(error), "traceback": text, "at": time.monotonic(), "rank": self.rank}
+                wire.send(self.channel, report)
+                continue
+            wire.send(self.channel, reply, results)
+
+    def _run(self, job: dict[str, Any], tensors: dict[str, torch.Tensor]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Run the programs of a job, one after the other from the values the last one left, as often as it says."""
+        programs = [from_json(text) for text in job["programs"]]
+        mesh = programs[0].mesh
+        if mesh not in self.transports:
+            self.transports[mesh] = Gloo(mesh, self.rank, job["timeout_s"])
+        if self.rank >= mesh.size:
+            return {"steps": []}, {}
+        batch = Batch(tensors["pixels"].numpy(), tensors["labels"].numpy().astype(np.int64))
+        settings = Settings.from_message(job["settings"])
+        steps = []
+        for _ in range(job["steps"]):
+            store = new_store(programs[0], self.rank, batch, settings)
+            steps.append([self._once(program, store, job, i) for i, program in enumerate(programs)])
+        kept = {f"{what} {value}": t for what, tensors in recorded(store).items() for value, t in tensors.items()}
+        return {"steps": steps}, kept
+
+    def _once(self, program: Program, store: Store, job: dict[str, Any], i: int) -> dict[str, Any]:
+        transport = self.transports[program.mesh]
+        durations = job["durations"][i] if job["durations"] else None
+        runner = Runner(build(program), store, transport, durations, job["timeout_s"])
+        start = transport.agree(time.monotonic() + LEAD_S)
+        return _as_message(runner.run(start), start)
+
+
+def _as_message(line: Timeline, start: float) -> dict[str, Any]:
+    return {
+        "starts": [t - start for t in line.starts],
+        "ends": [t - start for t in line.ends],
+        "moved": line.moved,
+        "live": line.live,
+        "live_before": line.live_before,
+        "facts": [[rank, value, list(numbers)] for (rank, value), numbers in line.facts.items()],
+    }
+
+
+if __name__ == "__main__":
+    main()

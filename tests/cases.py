@@ -1,0 +1,169 @@
+"""The hard cases, each with its programs, its data and the independent answer. They run locally and on processes alike."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pdlab import models, reference
+from pdlab.compare import digits_batch
+from pdlab.execute.result import Result
+from pdlab.execute.settings import Settings
+from pdlab.mesh import Axis, Mesh
+from pdlab.models import Model
+from pdlab.passes import (
+    all_reduce_gradients,
+    assign_streams,
+    consume_last_uses,
+    cut,
+    guard_steps,
+    insert_messages,
+    lower,
+    shard_weights,
+)
+from pdlab.program import Program, split_rows
+from pdlab.state import Batch, assemble, initial_parameters
+from pdlab.strategies import Plan, build, get
+from pdlab.strategies.data_parallel import single
+from pdlab.strategies.pipedream import pipedream
+
+LR = 0.5
+
+
+@dataclass(frozen=True)
+class Case:
+    """`check` gives the worst relative error of a result against the independent answer."""
+
+    programs: list[Program]
+    batch: Batch
+    settings: Settings
+    check: Callable[[Result], float]
+
+
+def finished(program: Program) -> Program:
+    return assign_streams(consume_last_uses(program))
+
+
+def small_mlp() -> Model:
+    return models.mlp(width=16, depth=8, itemsize=8)
+
+
+def small_transformer(tp: int = 1) -> Model:
+    return models.transformer(width=16, depth=2, heads=4, itemsize=8, tp=tp)
+
+
+def synchronous(program: Program, seed: int = 0) -> Case:
+    """A strategy that must give the gradients of the whole batch on one process."""
+    batch = digits_batch(program.batch)
+    parameters = initial_parameters(program.model, seed, torch.float64, program.mesh.degree(Axis.EP))
+    x, target = reference.inputs(program.model, batch.pixels, batch.labels, torch.float64)
+    _, expected = reference.gradients(program.model, parameters, x, target)
+
+    def check(result: Result) -> float:
+        return max(reference.relative_errors(assemble(program, result.gradients), expected).values())
+
+    return Case([program], batch, Settings(seed=seed, lr=LR, record=True), check)
+
+
+def strategy(name: str, plan: Plan, model: Model | None = None) -> Case:
+    return synchronous(build(get(name), plan, model or small_mlp()))
+
+
+def uneven_shards() -> Case:
+    """Two ranks with local batches of 5 and 1: the six samples together, not the mean of two means."""
+    program = lower("uneven", [list(single(1))], small_mlp(), Mesh.of(dp=2), ((5,), (1,)), num_stages=1)
+    return synchronous(finished(all_reduce_gradients(program, bucket_bytes=1)))
+
+
+def stream_of_minibatches(stashing: bool, num_stages: int = 3, count: int = 12, cuts: tuple[int, ...] = ()) -> Case:
+    """PipeDream over `count` minibatches, cut into programs after the given ones; the whole trajectory is compared."""
+    size = 4
+    model, rows = small_mlp(), split_rows(size * count, 1, count)
+    schedule = [list(pipedream(stage, num_stages, count, stashing=stashing)) for stage in range(num_stages)]
+    rest = lower("pipedream", schedule, model, Mesh.of(pp=num_stages), rows, num_stages=num_stages)
+    parts = []
+    for after in cuts:
+        first, rest = cut(rest, after)
+        parts.append(first)
+    programs = [finished(insert_messages(part)) for part in (*parts, rest)]
+    batch = digits_batch(size * count)
+    x, target = reference.inputs(model, batch.pixels, batch.labels, torch.float64)
+    batches = [(x[i : i + size], target[i : i + size]) for i in range(0, size * count, size)]
+    rule = reference.pipedream_stashed if stashing else reference.pipedream_naive
+    expected = rule(model, initial_parameters(model, 0, torch.float64), batches, LR, num_stages)
+
+    def check(result: Result) -> float:
+        errors = []
+        for i, parameters in enumerate(expected):
+            ours = {key: t for key, t in result.weights.items() if key[1].endswith(f"@{i + 1}")}
+            errors.append(max(reference.relative_errors(assemble(programs[0], ours), parameters).values()))
+        return max(errors)
+
+    return Case(programs, batch, Settings(lr=LR, record=True), check)
+
+
+def half_precision(loss_scale: float, sharded: bool) -> Case:
+    """Mixed precision on two ranks, with the gradients summed whole or sharded; the float32 weights are compared."""
+    model = models.mlp(width=16, depth=3, itemsize=2)
+    program = lower("half", [list(single(1))], model, Mesh.of(dp=2), ((4,), (4,)), num_stages=1, optimizer_bytes=4)
+    program = finished(guard_steps(shard_weights(program) if sharded else all_reduce_gradients(program)))
+    batch = digits_batch(8)
+    loud = np.where(np.arange(8)[:, None] < 4, 0, 10 * batch.pixels).astype(batch.pixels.dtype)
+    quiet = Batch(loud, batch.labels)
+    x, target = reference.inputs(model, quiet.pixels, quiet.labels, torch.float32)
+    parameters = initial_parameters(model, 0, torch.float32)
+    shards = [(x[:4], target[:4]), (x[4:], target[4:])]
+    expected, taken = reference.half_precision_step(model, parameters, shards, LR, loss_scale)
+
+    def check(result: Result) -> float:
+        if bool(result.weights) != taken:
+            return float("inf")
+        return max(reference.relative_errors(assemble(program, result.weights), expected).values()) if taken else 0.0
+
+    settings = Settings(lr=LR, loss_scale=loss_scale, master=True, record=True)
+    return Case([program], quiet, settings, check)
+
+
+def two_experts(num_microbatches: int = 2, size: int = 13) -> Case:
+    """Experts on two ranks: who gets how many rows is known only when the router has run."""
+    model = models.experts(width=8, ep=2, itemsize=8)
+    rows = split_rows(size, 2, num_microbatches)
+    program = lower("experts", [list(single(num_microbatches))], model, Mesh.of(ep=2), rows, num_stages=1)
+    return synchronous(finished(all_reduce_gradients(program)))
+
+
+OVERFLOWING = 2.0**15
+"""A loss scale at which half precision overflows on the rank with the loud images."""
+
+
+def kill_test() -> dict[str, Case]:
+    """Everything that both interpreters must run with no strategy named in either."""
+    cases = {
+        "single": strategy("single", Plan(microbatches=3, batch=8)),
+        "ddp_naive": strategy("ddp_naive", Plan(dp=2, microbatches=3, batch=11)),
+        "ddp": strategy("ddp", Plan(dp=2, microbatches=3, batch=11)),
+        "ddp uneven 5 and 1": uneven_shards(),
+        "tensor 2": strategy("tensor", Plan(tp=2, microbatches=2, batch=6), small_transformer(2)),
+        "tensor 4": strategy("tensor", Plan(tp=4, microbatches=1, batch=3), small_transformer(4)),
+        "pipedream stashing": stream_of_minibatches(True),
+        "pipedream naive": stream_of_minibatches(False),
+        "pipedream stashing in three programs": stream_of_minibatches(True, cuts=(0, 6)),
+        "pipedream naive in three programs": stream_of_minibatches(False, cuts=(3, 10)),
+        "half precision": half_precision(1024.0, False),
+        "half precision overflow": half_precision(OVERFLOWING, False),
+        "half precision overflow, sharded": half_precision(OVERFLOWING, True),
+        "two experts": two_experts(),
+    }
+    for prefetch in (0, 1, 3):
+        plan = Plan(dp=2, microbatches=3, batch=11, prefetch=prefetch)
+        cases[f"zero3 prefetch {prefetch}"] = strategy("zero3", plan)
+    for name in ("gpipe", "1f1b", "zb_h1"):
+        for pp, microbatches in ((1, 3), (4, 2), (4, 3), (4, 4), (4, 5), (3, 7)):
+            plan = Plan(pp=pp, microbatches=microbatches, batch=2 * microbatches + 1)
+            cases[f"{name} pp {pp} m {microbatches}"] = strategy(name, plan)
+    cases["1f1b pp 2 dp 2"] = strategy("1f1b", Plan(pp=2, dp=2, microbatches=3, batch=13))
+    cases["zb_h1 pp 2 tp 2"] = strategy("zb_h1", Plan(pp=2, tp=2, microbatches=3, batch=7), small_transformer(2))
+    cases["zero3 dp 2 tp 2"] = strategy("zero3", Plan(dp=2, tp=2, microbatches=2, batch=7), small_transformer(2))
+    return cases
+

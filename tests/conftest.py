@@ -1,0 +1,9 @@
+"""Shared by all tests: one thread per process, as on a rank."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    torch.set_num_threads(1)

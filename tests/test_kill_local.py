@@ -1,0 +1,78 @@
+"""Every hard case in one process: exact against the reference, and what was predicted of bytes and memory is what happened."""
+
+import math
+
+import pytest
+from cases import OVERFLOWING, Case, half_precision, kill_test, two_experts
+
+from pdlab.costs import Analytic, Uniform
+from pdlab.execute.local import run_local
+from pdlab.program import Role
+from pdlab.simulate import simulate
+
+CASES = kill_test()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_exact_and_as_predicted(name: str) -> None:
+    case: Case = CASES[name]
+    result = run_local(case.programs, case.batch, case.settings)
+    assert case.check(result) < 1e-9
+    for program, measured in zip(case.programs, result.traces[0], strict=True):
+        predicted = simulate(program, Uniform(), measured.facts)
+        assert predicted.moved == measured.moved
+        for rank in range(program.mesh.size):
+            rows = predicted.rows_of(rank)
+            ours, real = max(predicted.live[row] for row in rows), max(measured.live[row] for row in rows)
+            assert math.isclose(ours, real, rel_tol=0.05), f"rank {rank}: predicted {ours}, held {real}"
+
+
+def test_overflow_is_seen_on_one_rank_only_and_stops_the_step_on_both() -> None:
+    case = half_precision(OVERFLOWING, sharded=True)
+    facts = run_local(case.programs, case.batch, case.settings).trace.facts
+    assert sorted(facts[rank, "finite"] for rank in (0, 1)) == [(0,), (1,)]
+    assert facts[0, "finite.dp"] == facts[1, "finite.dp"] == (0,)
+
+
+def test_a_skipped_step_takes_no_time_in_the_simulation() -> None:
+    case = half_precision(OVERFLOWING, sharded=False)
+    costs = Uniform(step=5.0)
+    facts = run_local(case.programs, case.batch, case.settings).trace.facts
+    taken, skipped = (simulate(case.programs[0], costs, f).makespan for f in ({}, facts))
+    assert math.isclose(taken - skipped, 5.0)
+
+
+def test_sizes_that_depend_on_data_are_facts_that_the_simulator_replays() -> None:
+    case = two_experts()
+    program = case.programs[0]
+    result = run_local(case.programs, case.batch, case.settings)
+    facts = result.trace.facts
+    counts = [facts[rank, "counts:0"] for rank in (0, 1)]
+    assert facts[0, "arrivals:0"] == tuple(c[0] for c in counts)
+    assert any(t.role is Role.FACT for t in program.ranks[0].types.values())
+    costs = Analytic(flops_per_second=1e6, bandwidth=1e6)
+    more = facts | {(0, "arrivals:0"): tuple(10 * n + 5 for n in facts[0, "arrivals:0"])}
+    assert simulate(program, costs, more).makespan > simulate(program, costs, facts).makespan
+    with pytest.raises(ValueError, match="arrivals:0.*scenario"):
+        simulate(program, costs)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4, 8])
+def test_gradients_do_not_depend_on_the_number_of_microbatches(microbatches: int) -> None:
+    from cases import strategy
+
+    from pdlab.strategies import Plan
+
+    case = strategy("1f1b", Plan(pp=2, microbatches=microbatches, batch=8))
+    assert case.check(run_local(case.programs, case.batch, case.settings)) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb_h1"])
+@pytest.mark.parametrize("microbatches", [1, 7, 8, 9])
+def test_eight_ranks(name: str, microbatches: int) -> None:
+    from cases import strategy
+
+    from pdlab.strategies import Plan
+
+    case = strategy(name, Plan(pp=8, microbatches=microbatches, batch=2 * microbatches))
+    assert case.check(run_local(case.programs, case.batch, case.settings)) < 1e-9
