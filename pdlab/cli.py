@@ -7,6 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from pdlab import commands, strategies
 from pdlab.errors import PoolError
@@ -58,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-Verbs = "argparse._SubParsersAction[_Parser]"
+Verbs: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
 
 def _verb(verbs: Verbs, name: str, summary: str, example: str) -> argparse.ArgumentParser:
@@ -111,7 +112,9 @@ def _compare(verbs: Verbs) -> None:
     verb.add_argument("--ranks", type=int, default=4, help="ranks on each strategy's own axis (default: 4)")
     verb.add_argument("--microbatches", type=int, default=8, help="microbatches of each data shard (default: 8)")
     _add_mode(verb)
-    verb.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="folder of the report (default: out)")
+    verb.add_argument(
+        "--out", type=Path, default=Path("out"), metavar="DIR", help="folder of the report (default: out)"
+    )
     verb.set_defaults(command=commands.compare_strategies)
 
 
@@ -139,7 +142,7 @@ def _add_costs(verb: argparse.ArgumentParser, default: str) -> None:
         "--costs",
         default=default,
         metavar="F=1,B=2,...",
-        help="F, B (full), I, W: time of a stage; comm: of a message; step; MB, MW: what is kept (default: %(default)s)",
+        help="F, B (full), I, W: time of a stage; comm: of a message; step; MB, MW: kept units (default: %(default)s)",
     )
     verb.add_argument("--link", choices=("independent", "channel"), default="channel", help="default: channel")
 

@@ -13,7 +13,7 @@ from pdlab.files import write_whole
 from pdlab.mesh import Axis
 from pdlab.models import Model
 from pdlab.program import Program
-from pdlab.simulate import compile_plan, read_trace, run_plan, start_plan
+from pdlab.simulate import read_trace, run_plan, start_plan
 from pdlab.strategies import Plan, Strategy
 from pdlab.trace import Trace
 
@@ -59,7 +59,8 @@ def simulate_strategy(given: Namespace) -> None:
 
 
 def prediction(trace: Trace, M_B: float = 1.0) -> dict[str, Any]:
-    """What a simulation on the nominal model says. Activations are counted in what one stage keeps for one microbatch."""
+    """What a simulation on the nominal model says. Activations are counted in what one stage keeps for one
+    microbatch."""
     program = trace.program
     per_stage = len(program.model.layers) // len(program.stages)
     unit = models.nominal(1, M_B).segments["layer0"].saved.per_row * per_stage
@@ -68,7 +69,9 @@ def prediction(trace: Trace, M_B: float = 1.0) -> dict[str, Any]:
         "largest_rank_span": metrics.largest_rank_span(trace),
         "busy_per_rank": metrics.busy_per_rank(trace),
         "bubble_fraction": metrics.bubble_fraction(trace),
-        "peak_activations_per_rank": metrics.peak_activations_per_rank(trace, unit) if unit else [0.0] * len(program.ranks),
+        "peak_activations_per_rank": metrics.peak_activations_per_rank(trace, unit)
+        if unit
+        else [0.0] * len(program.ranks),
         "peak_bytes_per_rank": metrics.peak_bytes_per_rank(trace),
         "bytes_by_collective": metrics.bytes_by_collective(trace),
     }
@@ -93,7 +96,8 @@ ModelOf = Callable[[Plan, int, bool], Model]
 
 
 def _nominal(units: dict[str, float]) -> ModelOf:
-    """One layer per stage for a pipeline; four where the model is whole, so that buckets and gathers have something to do."""
+    """One layer per stage for a pipeline; four where the model is whole, so that buckets and gathers have something
+    to do."""
 
     def make(plan: Plan, num_stages: int, is_pipeline: bool) -> Model:
         layers = num_stages if is_pipeline else 4 * num_stages

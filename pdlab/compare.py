@@ -1,7 +1,7 @@
 """Predict, run, compare: the gesture that the lab is for, for several strategies on the same model, data and costs.
 
-Every rank has the same work in every strategy: `F` seconds of forward for each of its microbatches. What differs is what the
-strategies add to it: bubbles, communication, memory.
+Every rank has the same work in every strategy: `F` seconds of forward for each of its microbatches. What differs is
+what the strategies add to it: bubbles, communication, memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from pdlab.state import FLOAT, Batch, assemble, initial_parameters
 from pdlab.strategies import Plan, Strategy, build
 from pdlab.trace import Mode, Trace
 
-TEACHING_COSTS = Uniform(F=0.010, B=0.020, I=0.010, W=0.010, comm=0.002)
+TEACHING_COSTS = Uniform(F=0.040, B=0.080, I=0.040, W=0.040, comm=0.012)
 """Seconds: long against the scheduling noise of an operating system, short enough to wait for."""
 
 ModelOf = Callable[[int, int], Model]
@@ -74,8 +74,8 @@ def digits_batch(size: int, seed: int = 0, step: int = 0) -> Batch:
 
 
 def lab_transformer(tp: int, itemsize: int) -> Model:
-    """The model of the comparison: eight layers, four heads."""
-    return models.transformer(width=32, depth=3, heads=4, itemsize=itemsize, tp=tp)
+    """The model of the comparison: four layers (embedding, attention, feed-forward, classifier), four heads."""
+    return models.transformer(width=16, depth=1, heads=4, itemsize=itemsize, tp=tp)
 
 
 def compare(
@@ -90,8 +90,8 @@ def compare(
 ) -> Comparison:
     """Predict a strategy, run it (paced on a pool, or in this process if there is none), check its gradients.
 
-    The time is the median over `steps` steps after one to warm up, and the trace is that of the median step. Gradients come from
-    the same program in float64.
+    The time is the median over `steps` steps after one to warm up, and the trace is that of the median step.
+    Gradients come from the same program in float64.
     """
     settings = settings or Settings()
     program, exact = (build(strategy, plan, model_of(plan.tp, itemsize)) for itemsize in (4, 8))

@@ -1,8 +1,8 @@
 """Where durations come from.
 
-`Uniform` is the teaching model: one number for each kind of op on a stage, one for a message, in any unit of time. `Analytic` counts
-FLOP and bytes. Both name a link model: `independent` lets messages of one stream overlap, as the zero-bubble paper assumes
-(each takes its latency plus its time on the wire), `channel` makes a stream exclusive.
+`Uniform` is the teaching model: one number for each kind of op on a stage, one for a message, in any unit of time.
+`Analytic` counts FLOP and bytes. Both name a link model: `independent` lets messages of one stream overlap, as the
+zero-bubble paper assumes (each takes its latency plus its time on the wire), `channel` makes a stream exclusive.
 """
 
 from dataclasses import dataclass, fields
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from pdlab.models.spec import Flops, Segment
 from pdlab.ops import COLLECTIVE_KINDS, PASS_KINDS, Kind, Op
-from pdlab.program import Facts, Program, Role, num_bytes
+from pdlab.program import Facts, Program, Sized, num_bytes
 
 
 class Link(Enum):
@@ -59,16 +59,16 @@ def flops_of(kind: Kind, flops: Flops) -> int:
 
 @dataclass(frozen=True)
 class Uniform:
-    """The same cost for every stage; the segments of a stage share it by their FLOP.
+    """The same cost for every stage, shared equally by its segments.
 
-    F, B (full), I (for the input), W (for the weights) are per stage and microbatch, B = I + W. `comm` moves one stage's
-    activation, or one rank's weights, once over a link; a ring collective takes `wire_factor` times that, for the share of
-    the weights that it moves. `step` is the optimizer step of a stage.
+    F, B (full), I (for the input), W (for the weights) are per stage and microbatch, B = I + W. `comm` is one
+    message, however large; a collective takes `wire_factor` of it, as a ring does whose steps cost that much
+    together. `step` is the optimizer step of a stage.
     """
 
     F: float = 1.0
     B: float = 2.0
-    I: float = 1.0  # noqa: E741  (the field's name)
+    I: float = 1.0
     W: float = 1.0
     comm: float = 0.0
     step: float = 0.0
@@ -97,23 +97,20 @@ class Uniform:
         given.setdefault("B", given["I"] + given["W"])
         return cls(link=link, **given)
 
-    def scaled(self, factor: float) -> "Uniform":
-        """Every cost times a factor, to turn units into seconds."""
-        return Uniform(*(getattr(self, f.name) * factor for f in fields(self) if f.name != "link"), link=self.link)
-
     def __str__(self) -> str:
         return "costs " + " ".join(f"{f.name}={getattr(self, f.name):g}" for f in fields(self) if f.name != "link")
 
     def seconds(self, op: Op, rank: int, program: Program, facts: Facts) -> float:
         if op.kind in PASS_KINDS:
-            return self._of_stage(op.kind) * _share(op, program)
+            return self._of_stage(op.kind) / len(program.stages[op.stage])
         if op.kind is Kind.STEP:
             weights = sum(num_bytes(program.ranks[rank].types[v].size, facts, rank) for v in op.inputs[:1])
             return self.step * weights / _stage_weights(op.stage, program) if self.step else 0.0
         if op.kind in (Kind.SEND, Kind.RECV):
             return self.comm
         if op.kind in COLLECTIVE_KINDS:
-            return self._collective(op, rank, program, facts)
+            assert op.axis is not None
+            return self.comm * wire_factor(op.kind, program.mesh.degree(op.axis))
         return 0.0
 
     def _of_stage(self, kind: Kind) -> float:
@@ -123,25 +120,6 @@ class Uniform:
             Kind.BACKWARD_INPUT: self.I,
             Kind.BACKWARD_WEIGHT: self.W,
         }[kind]
-
-    def _collective(self, op: Op, rank: int, program: Program, facts: Facts) -> float:
-        types = program.ranks[rank].types
-        role = types[op.inputs[0]].role
-        if role in (Role.FLAG, Role.FACT):
-            return 0.0
-        assert op.axis is not None
-        share = 1.0
-        if role in (Role.WEIGHT, Role.GRADIENT):
-            held = {types[v].of: 0 for v in types if types[v].role is Role.WEIGHT}
-            share = moved_bytes(op, rank, program, facts) / sum(program.model.groups[name].bytes for name in held)
-        return self.comm * wire_factor(op.kind, program.mesh.degree(op.axis)) * share
-
-
-def _share(op: Op, program: Program) -> float:
-    """The part of its stage's FLOP that a segment has; equal parts where the stage has none."""
-    segments = [program.model.segments[name] for name in program.stages[op.stage]]
-    flops = [flops_of(op.kind, segment.flops) for segment in segments]
-    return flops[op.segment] / sum(flops) if sum(flops) else 1 / len(flops)
 
 
 def _stage_weights(stage: int, program: Program) -> int:
@@ -164,7 +142,9 @@ class Analytic:
     def seconds(self, op: Op, rank: int, program: Program, facts: Facts) -> float:
         if op.kind in PASS_KINDS:
             segment = program.model.segments[program.stages[op.stage][op.segment]]
-            return flops_of(op.kind, segment.flops) * _num_rows(op, rank, segment, program, facts) / self.flops_per_second
+            return (
+                flops_of(op.kind, segment.flops) * _num_rows(op, rank, segment, program, facts) / self.flops_per_second
+            )
         if op.kind in COLLECTIVE_KINDS:
             assert op.axis is not None
             wire = wire_factor(op.kind, program.mesh.degree(op.axis)) * moved_bytes(op, rank, program, facts)
@@ -177,4 +157,4 @@ class Analytic:
 def _num_rows(op: Op, rank: int, segment: Segment, program: Program, facts: Facts) -> int:
     if segment.rows is None:
         return program.rows[program.mesh.data_shard(rank)][op.microbatch]
-    return sum(facts[rank, f"{segment.rows}:{op.microbatch}"])
+    return num_bytes(Sized(f"{segment.rows}:{op.microbatch}", each=1), facts, rank)

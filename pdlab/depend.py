@@ -1,10 +1,11 @@
 """The one dependency rule, compiled once into integers.
 
-An op may start when it is at the head of its stream, everything it reads or consumes has been written, and all earlier readers
-of what it consumes have finished. A communication op is one joint event of its members. The validator, the simulator, the
-executor and the plots all read this graph; nobody states the rule a second time.
+An op may start when it is at the head of its stream, everything it reads or consumes has been written, and all
+earlier readers of what it consumes have finished. A communication op is one joint event of its members. The
+validator, the simulator, the executor and the plots all read this graph; nobody states the rule a second time.
 
-A *row* is one op of one rank, numbered rank by rank in list order. An *event* is a row, or the rows that communicate together.
+A *row* is one op of one rank, numbered rank by rank in list order. An *event* is a row, or the rows that communicate
+together.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +25,8 @@ class ProgramError(ValueError):
 
 @dataclass(frozen=True)
 class Graph:
-    """What waits for what. `waits[row]` are rows of the same rank; `previous[row]` is the row before it in its stream, or -1."""
+    """What waits for what. `waits[row]` are rows of the same rank; `previous[row]` is the row before it in its
+    stream, or -1."""
 
     program: Program
     ops: list[Op]
@@ -45,8 +47,8 @@ class Graph:
 
 
 def build(program: Program) -> Graph:
-    """Compile a program. Raises `ProgramError` for a value read before it is written, written twice or used after its end,
-    and for a message or collective without its counterpart."""
+    """Compile a program. Raises `ProgramError` for a value read before it is written, written twice or used after its
+    end, and for a message or collective without its counterpart."""
     graph = Graph(program, [], [], [], [], [], [], [])
     for r, rank in enumerate(program.ranks):
         graph.first_row.append(len(graph.ops))
@@ -159,7 +161,7 @@ def _match(graph: Graph, rows: list[int]) -> None:
         message = first.kind in (Kind.SEND, Kind.RECV)
         same = {op.kind, first.kind} == {Kind.SEND, Kind.RECV} if message else op.kind is first.kind
         payload = (op.inputs or op.writes)[:1] == (first.inputs or first.writes)[:1] if message else True
-        if not same or not payload or len(op.writes) != len(first.writes) and not message:
+        if not same or not payload or (len(op.writes) != len(first.writes) and not message):
             raise ProgramError(
                 f"{graph.describe(rows[0])} meets {graph.describe(row)}; both sides of a communication must name "
                 "the same operation and value, in the same order on every member",

@@ -1,7 +1,8 @@
 """A pool of worker processes, one per rank, started once and used for many runs.
 
-`torchrun` starts and watches the workers; programs, batches and results travel over a Unix socket in a private folder. The
-ranks find each other through a file in it, and gloo is bound to the loopback device, so nothing of a pool listens to the network.
+`torchrun` starts and watches the workers; programs, batches and results travel over a Unix socket in a private
+folder. The ranks find each other through a file in it, and gloo is bound to the loopback device, so nothing of a pool
+listens to the network.
 """
 
 import os
@@ -74,7 +75,7 @@ class Ranks:
     def _accept(self, listener: socket.socket) -> None:
         deadline = time.monotonic() + self.start_timeout
         listener.settimeout(0.2)
-        arrived = []
+        arrived: list[socket.socket] = []
         while len(arrived) < self.size:
             try:
                 arrived.append(listener.accept()[0])
@@ -90,7 +91,9 @@ class Ranks:
             try:
                 hello, _ = wire.receive(channel)
             except (wire.Closed, TimeoutError):
-                raise PoolError(f"a rank did not join the process group within {self.start_timeout:g} s{self._log()}") from None
+                raise PoolError(
+                    f"a rank did not join the process group within {self.start_timeout:g} s{self._log()}"
+                ) from None
             channel.settimeout(None)
             self._channels[hello["rank"]] = channel
 
@@ -131,7 +134,8 @@ class Ranks:
         steps: int = 1,
         settings: Settings | None = None,
     ) -> Result:
-        """Run programs one after the other, `steps` times from the same start; `pace` holds each op for its modelled time."""
+        """Run programs one after the other, `steps` times from the same start; `pace` holds each op for its modelled
+        time."""
         settings = settings or Settings()
         for program in programs:
             validate(program)
@@ -177,7 +181,9 @@ class Ranks:
         return replies
 
     def _broken(self, message: str) -> None:
-        self._channels = {rank: channel for rank, channel in self._channels.items() if not channel.close()}  # type: ignore[func-returns-value]
+        for channel in self._channels.values():
+            channel.close()
+        self._channels = {}
         self.close()
         raise PoolError(message)
 

@@ -1,8 +1,8 @@
 """Linear and convolution whose weight gradient can wait.
 
-A backward split into two autograd calls does a quarter of the work twice. Here one backward finds the input gradient and hands the
-rest to the tape, which does it at once for `B` and later for `W`: I and W together do exactly the work of B
-(Qi et al. 2024, "Zero Bubble Pipeline Parallelism", arXiv:2401.10241, section 2).
+A backward split into two autograd calls does a quarter of the work twice. Here one backward finds the input gradient
+and hands the rest to the tape, which does it at once for `B` and later for `W`: I and W together do exactly the work
+of B (Qi et al. 2024, "Zero Bubble Pipeline Parallelism", arXiv:2401.10241, section 2).
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import grad
 
 from pdlab.tape import Tape
 
@@ -32,7 +33,7 @@ class _Linear(torch.autograd.Function):
         return torch.nn.functional.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         name, has_bias = ctx.name, ctx.has_bias
 
@@ -53,13 +54,13 @@ class _Convolution(torch.autograd.Function):
         return torch.nn.functional.conv2d(x, weight, padding=ctx.padding)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         name, padding, shape = ctx.name, ctx.padding, weight.shape
 
         def rule(x: Tensor, dy: Tensor) -> dict[str, Tensor]:
-            return {f"{name}weight": torch.nn.grad.conv2d_weight(x, shape, dy, padding=padding)}
+            return {f"{name}weight": grad.conv2d_weight(x, shape, dy, padding=padding)}
 
         ctx.tape.weight_gradient(rule, x, dy)
-        dx = torch.nn.grad.conv2d_input(x.shape, weight, dy, padding=padding) if ctx.needs_input_grad[0] else None
+        dx = grad.conv2d_input(x.shape, weight, dy, padding=padding) if ctx.needs_input_grad[0] else None
         return dx, None, None, None

@@ -1,9 +1,9 @@
 """Where ranks stand and how a value is spread over them.
 
 A job is a mesh: each rank has one coordinate on every axis, and the ranks that differ in a single axis form a process
-group. A layout says, axis by axis, what one rank holds of a value. A missing axis means that every rank of it holds the
-same thing. The distinction that matters most is *partial*: a sum that still has to be taken. Handing a partial value to an
-op that expects the sum is the classic silent bug of distributed training, so here it is a type error.
+group. A layout says, axis by axis, what one rank holds of a value. A missing axis means that every rank of it holds
+the same thing. The distinction that matters most is *partial*: a sum that still has to be taken. Handing a partial
+value to an op that expects the sum is the classic silent bug of distributed training, so here it is a type error.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,8 @@ class Spread(Enum):
 
 
 class Placement(NamedTuple):
-    """What a rank holds along one axis: a shard of `dim`, a flat 1/n piece, a partial sum, or something on purpose its own."""
+    """What a rank holds along one axis: a shard of `dim`, a flat 1/n piece, a partial sum, or something on purpose
+    its own."""
 
     spread: Spread
     dim: int = 0

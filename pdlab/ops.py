@@ -1,8 +1,9 @@
 """The alphabet: one op is one action of one rank, over named values.
 
-Everything in the lab is a list of these. A strategy writes them without operands (`F(2, 0)`, stage 2's forward of microbatch
-0); passes fill in the operands, the messages and the streams; the interpreters walk them. The order of `inputs` and `writes`
-is fixed by `pdlab.signature`, so an interpreter knows which operand plays which role without asking what strategy it is in.
+Everything in the lab is a list of these. A strategy writes them without operands (`F(2, 0)`, stage 2's forward of
+microbatch 0); passes fill in the operands, the messages and the streams; the interpreters walk them. The order of
+`inputs` and `writes` is fixed by `pdlab.signature`, so an interpreter knows which operand plays which role without
+asking what strategy it is in.
 """
 
 import re
@@ -12,7 +13,8 @@ from typing import NamedTuple
 from pdlab.mesh import Axis
 
 Value = str
-"""The name of a thing on a rank: `h3:0` (activation of microbatch 0), `fc1.w@2` (weights, version 2), `fc1.g#1` (gradient)."""
+"""The name of a thing on a rank: `h3:0` (activation of microbatch 0), `fc1.w@2` (weights, version 2), `fc1.g#1`
+(gradient)."""
 
 
 TOKEN = "~"
@@ -57,7 +59,8 @@ class Lane(Enum):
 
 
 class Stream(NamedTuple):
-    """What runs in order on a rank. `peer` is a rank for the point-to-point lanes, `axis` names the group's mesh axis."""
+    """What runs in order on a rank. `peer` is a rank for the point-to-point lanes, `axis` names the group's mesh
+    axis."""
 
     lane: Lane
     axis: Axis | None = None
@@ -75,10 +78,11 @@ COMPUTE = Stream(Lane.COMPUTE)
 class Op(NamedTuple):
     """One action.
 
-    `stage`, `segment` (within the stage) and `microbatch` are -1 where they do not apply. `consumes` is the part of `inputs`
-    that is freed or updated in place; the rest is only read. `axis` names the group of a collective, `peer` the other rank
-    of a message. Where the value `guard` is false the op takes no time and hands on its inputs. `version` says how many
-    steps the weights it uses have seen; -1 means the newest for a forward, and the forward's own for a backward.
+    `stage`, `segment` (within the stage) and `microbatch` are -1 where they do not apply. `consumes` is the part of
+    `inputs` that is freed or updated in place; the rest is only read. `axis` names the group of a collective, `peer`
+    the other rank of a message. Where the value `guard` is false the op takes no time and hands on its inputs.
+    `version` says how many steps the weights it uses have seen; -1 means the newest for a forward, and the forward's
+    own for a backward.
     """
 
     kind: Kind
@@ -158,5 +162,5 @@ def parse(text: str) -> Op:
     kind = Kind(match["kind"]) if match else None
     if match is None or kind is None or (kind is not Kind.STEP and match["microbatch"] is None):
         raise ValueError(f"{text!r} is not an op; write stage, kind, microbatch, as in 2F0, 2B0, 2I0, 2W0, or 2STEP")
-    number = {key: int(match[key]) if match[key] else -1 for key in ("stage", "segment", "microbatch")}
-    return Op(kind, **number)
+    stage, segment, microbatch = (int(match[key] or -1) for key in ("stage", "segment", "microbatch"))
+    return Op(kind, stage, segment, microbatch)

@@ -1,7 +1,8 @@
 """An order in which all events can happen, or the reason why there is none.
 
-A deadlock is a cycle of waits: each rank is blocked at an op whose partner, or whose operand, stands behind another blocked op.
-The report names, for each rank, the op it is blocked at and what it waits for, because that is where the mend is.
+A deadlock is a cycle of waits: each rank is blocked at an op whose partner, or whose operand, stands behind another
+blocked op. The report names, for each rank, the op it is blocked at and what it waits for, because that is where the
+mend is.
 """
 
 from collections import deque
@@ -17,7 +18,8 @@ class Deadlock(ProgramError):
 
 @dataclass(frozen=True)
 class Edges:
-    """The graph between events: `after[e]` wait for the end of e, `next_in_stream[e]` for its turn; how many waits each has."""
+    """The graph between events: `after[e]` wait for the end of e, `next_in_stream[e]` for its turn; how many waits
+    each has."""
 
     after: list[list[int]]
     next_in_stream: list[list[int]]
@@ -43,7 +45,8 @@ def edges(graph: Graph) -> Edges:
 
 
 def order(graph: Graph) -> list[int]:
-    """Events in an order that respects every dependency, first come first served. Raises `Deadlock` if there is none."""
+    """Events in an order that respects every dependency, first come first served. Raises `Deadlock` if there is
+    none."""
     found = edges(graph)
     num_waits = list(found.num_waits)
     queue = deque(e for e, n in enumerate(num_waits) if n == 0)
@@ -67,7 +70,9 @@ def deadlock(graph: Graph, done: set[int]) -> Deadlock:
         row = _blocked(graph, rank, done)
         if row is not None:
             cells.append(graph.cell(row))
-            lines.append(f"  rank {rank} is blocked at op {cells[-1][1]} ({label(graph.ops[row])}): {_why(graph, row, done)}")
+            lines.append(
+                f"  rank {rank} is blocked at op {cells[-1][1]} ({label(graph.ops[row])}): {_why(graph, row, done)}"
+            )
     return Deadlock(
         "deadlock: these ops wait for each other\n" + "\n".join(lines) + "\n"
         "  remedy: reorder the ops, or give messages one stream per peer and direction (assign_streams)",
@@ -98,5 +103,7 @@ def _why(graph: Graph, row: int, done: set[int]) -> str:
         ahead = [*graph.waits[partner], *([graph.previous[partner]] if graph.previous[partner] >= 0 else [])]
         blocked = next((w for w in ahead if graph.event_of[w] not in done), None)
         if blocked is not None:
-            return f"it waits for {graph.describe(partner)}, which waits for {label(graph.ops[blocked])} on its own rank"
+            return (
+                f"it waits for {graph.describe(partner)}, which waits for {label(graph.ops[blocked])} on its own rank"
+            )
     return "its partner waits for another member"

@@ -58,7 +58,8 @@ Facts = dict[tuple[int, Value], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class RankProgram:
-    """What one rank does. `live_in` values exist before the first op, `live_out` values are still wanted after the last."""
+    """What one rank does. `live_in` values exist before the first op, `live_out` values are still wanted after the
+    last."""
 
     ops: tuple[Op, ...]
     types: dict[Value, Type] = field(default_factory=dict)

@@ -1,8 +1,7 @@
 """What a comparison leaves behind: a page for people, with a table and its pictures, and the same table for programs.
 
 `report.html` needs nothing but itself: styles and pictures are inside, there are no scripts, and it reads on a phone,
-on a projector and on paper. Both files appear complete or not at all: a failed run never spoils the results of an earlier
-one.
+on a projector and on paper. Both files appear complete or not at all, so a failed run spoils nothing of an earlier one.
 """
 
 import csv
@@ -81,8 +80,8 @@ h1 { font-size: 1.5rem; margin: 0 0 .8rem; }
 h2 { font-size: 1.2rem; margin: 2.2rem 0 .4rem; }
 .small { font-size: .85rem; color: #444; max-width: 75ch; overflow-wrap: anywhere; white-space: pre-line; }
 .wide { overflow-x: auto; margin: 0; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .55rem; text-align: right; vertical-align: bottom; border-bottom: 1px solid #ccc; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .45rem; text-align: right; vertical-align: bottom; border-bottom: 1px solid #ccc; }
 td { white-space: nowrap; }
 thead th { font-weight: 600; border-color: #444; }
 thead tr:first-child th[colspan] { text-align: center; border-color: #ccc; }
@@ -91,7 +90,7 @@ a { color: #005a8f; }
 img { display: block; width: 100%; height: auto; }
 @media screen and (max-width: 60rem) {
   thead { display: none; }
-  table, tbody, tr { display: block; }
+  table, tbody, tr { display: block; font-size: 1rem; }
   tr { border: 1px solid #999; border-radius: .4rem; margin: 0 0 1rem; padding: .3rem .7rem; }
   td, td.text { display: flex; justify-content: space-between; gap: 1rem; padding: .2rem 0; border: 0; }
   td::before { content: attr(data-label); color: #444; }
@@ -100,7 +99,8 @@ img { display: block; width: 100%; height: auto; }
 }
 @media print {
   body { padding: 0; font-size: 9pt; }
-  th, td { padding: 2pt 3pt; font-size: 7pt; }
+  th, td { padding: 2pt; font-size: 6.5pt; }
+  .wide { overflow: visible; }
   section { break-inside: avoid; }
   img { width: auto; max-width: 100%; max-height: 23cm; }
 }
@@ -149,7 +149,7 @@ def write_report(
 </head>
 <body>
 <h1>Predicted and measured</h1>
-<div class="wide">{_table(rows, names)}</div>
+<div class="wide">{_table(rows, names)}
 <p class="small">{escape(LEGEND)}</p>
 <p class="small">{escape(provenance)}</p>
 {sections}

@@ -100,7 +100,17 @@ def _require_writable(folder: Path) -> None:
     probe.unlink()
 
 
-HEADINGS = ("strategy", "predicted ms", "measured ms", "error %", "bubble", "measured", "MB moved", "peak MB", "gradient error")
+HEADINGS = (
+    "strategy",
+    "predicted ms",
+    "measured ms",
+    "error %",
+    "bubble",
+    "measured",
+    "MB moved",
+    "peak MB",
+    "gradient error",
+)
 
 
 def table_text(done: Sequence[Comparison]) -> str:
@@ -108,7 +118,9 @@ def table_text(done: Sequence[Comparison]) -> str:
     lines = [HEADINGS, *(_cells(c.summary()) for c in done)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
     return "\n".join(
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
         for line in lines
     )
 

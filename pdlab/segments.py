@@ -1,7 +1,8 @@
 """The segments of `pdlab.models` in torch: one function per block, from inputs and weights to outputs.
 
-Weights come by name, since in a program they are values with versions and no module owns them. Every function is free of
-communication and of side effects. Losses are sums over rows, so that microbatches, ranks and uneven shares simply add up.
+Weights come by name, since in a program they are values with versions and no module owns them. Every function is free
+of communication and of side effects. Losses are sums over rows, so that microbatches, ranks and uneven shares simply
+add up.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -10,8 +10,8 @@ Lowering writes operands in this order and the executor reads them back, so neit
     W   reads   pending, kept inputs, weights,               writes  weight gradients
                 [weight gradients so far]
 
-Gradients that arrive "so far" are added to, which is how accumulation over microbatches is said. Tokens may follow anywhere;
-they carry nothing.
+Gradients that arrive "so far" are added to, which is how accumulation over microbatches is said. Tokens may follow
+anywhere; they carry nothing.
 """
 
 from typing import NamedTuple
@@ -23,8 +23,8 @@ from pdlab.ops import Kind, Op, Value, payload
 class Operands(NamedTuple):
     """The operands of an F, B, I or W op, taken apart; what an op does not have is empty.
 
-    `inputs` are all of a segment's inputs for F and the kept ones for the others; `carried` is the saved or pending value
-    that the op takes over, `left` the one that it leaves behind.
+    `inputs` are all of a segment's inputs for F and the kept ones for the others; `carried` is the saved or pending
+    value that the op takes over, `left` the one that it leaves behind.
     """
 
     inputs: tuple[Value, ...] = ()

@@ -1,7 +1,7 @@
 """The simulator: the interpreter that keeps, for each value, when it is ready and how many bytes it has.
 
-Since a program does not branch, the end of an event is the latest end among what it waits for plus its own duration, and
-one pass in dependency order finds all of them. The pass touches lists of numbers only.
+Since a program does not branch, the end of an event is the latest end among what it waits for plus its own duration,
+and one pass in dependency order finds all of them. The pass touches lists of numbers only.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,8 @@ def start_plan(program: Program, costs: Costs, facts: Facts | None = None) -> "P
 
 @dataclass(frozen=True)
 class Plan:
-    """A program in integers: durations and successors of every event. `turn` are successors that wait for a start only."""
+    """A program in integers: durations and successors of every event. `turn` are successors that wait for a start
+    only."""
 
     graph: Graph
     durations: list[float]

@@ -1,7 +1,8 @@
 """From a model to the tensors on each rank, and back.
 
-Initial weights depend on nothing but the seed and the parameter's name, so a run on any mesh starts from the same model. What a
-rank holds of it follows from the layout in the value's type; `assemble` undoes that, so results can be compared by name.
+Initial weights depend on nothing but the seed and the parameter's name, so a run on any mesh starts from the same
+model. What a rank holds of it follows from the layout in the value's type; `assemble` undoes that, so results can be
+compared by name.
 """
 
 import hashlib
@@ -136,7 +137,8 @@ def pad(flat: Tensor, pieces: int) -> Tensor:
 
 
 def assemble(program: Program, shards: Mapping[tuple[int, Value], Tensor]) -> Parameters:
-    """Whole parameters by name from the pieces that (rank, value) hold; replicas must agree, or ValueError says where."""
+    """Whole parameters by name from the pieces that (rank, value) hold; replicas must agree, or ValueError says
+    where."""
     wholes: Parameters = {}
     for rank in range(program.mesh.size):
         for (owner, value), _ in shards.items():
@@ -158,7 +160,12 @@ def _whole(
     mine = names[mesh.coordinates[rank][Axis.EP] if len(names) > 1 else 0]
     parts = [_unflatten(program, r, value, t, group, shards) for r in mesh.group(rank, Axis.TP)]
     return [
-        (name, torch.cat([part[i] for part in parts], param.shard) if param.shard is not None and group.tp > 1 else parts[0][i])
+        (
+            name,
+            torch.cat([part[i] for part in parts], param.shard)
+            if param.shard is not None and group.tp > 1
+            else parts[0][i],
+        )
         for i, (name, param) in enumerate(zip(mine, group.params, strict=True))
     ]
 

@@ -1,16 +1,17 @@
 """What a forward leaves for its backward, with the weights and inputs taken out.
 
-Autograd saves tensors, among them views of weights and inputs. If it kept those, freeing a gathered weight would free nothing, and a
-backward could never meet another weight version than its forward. So a tape notes for every saved tensor that lies within an
-operand which operand and where in it, and the backward op's own operands take its place. One mechanism serves ZeRO-3's
-second gather, weight stashing and PipeDream without stashing.
+Autograd saves tensors, among them views of weights and inputs. If it kept those, freeing a gathered weight would free
+nothing, and a backward could never meet another weight version than its forward. So a tape notes for every saved
+tensor that lies within an operand which operand and where in it, and the backward op's own operands take its place.
+One mechanism serves ZeRO-3's second gather, weight stashing and PipeDream without stashing.
 
-Operands are told apart by where they lie in memory only while the forward runs, when all of them are alive; what is kept is
-the operand's role, never an address.
+Operands are told apart by where they lie in memory only while the forward runs, when all of them are alive; what is
+kept is the operand's role, never an address.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -47,8 +48,9 @@ class Deferred:
 class Tape:
     """One forward of one segment on one microbatch, waiting for its backward.
 
-    `operands` maps roles to tensors: those of the forward while it runs, later those of the backward op. `gradients` collects
-    what the backward finds, by role. While `postpone` is set, weight gradients of linears go to `deferred` instead.
+    `operands` maps roles to tensors: those of the forward while it runs, later those of the backward op. `gradients`
+    collects what the backward finds, by role. While `postpone` is set, weight gradients of linears go to `deferred`
+    instead.
     """
 
     operands: dict[str, Tensor]
@@ -70,12 +72,25 @@ class Tape:
 
     def as_view(self, saved: Tensor) -> Any:
         """The tensor as a view of an operand, or itself where it is none."""
-        for role, operand in self.operands.items():
-            offset = saved.storage_offset() - operand.storage_offset()
-            same = saved.untyped_storage()._cdata == operand.untyped_storage()._cdata
-            if same and 0 <= offset < max(operand.numel(), 1):
+        for role, start, length in self.places.get(saved.untyped_storage()._cdata, ()):
+            offset = int(saved.storage_offset()) - start
+            if 0 <= offset < max(length, 1):
                 return View(role, saved.shape, saved.stride(), offset)
         return saved
+
+    @cached_property
+    def places(self) -> dict[int, list[tuple[str, int, int]]]:
+        """For each storage, the operands in it: role, first element, number of elements."""
+        found: dict[int, list[tuple[str, int, int]]] = {}
+        for role, operand in self.operands.items():
+            place = (role, int(operand.storage_offset()), operand.numel())
+            found.setdefault(operand.untyped_storage()._cdata, []).append(place)
+        return found
+
+    def bind(self, operands: dict[str, Tensor]) -> None:
+        """Put other operands in the place of those so far."""
+        self.operands = operands
+        self.__dict__.pop("places", None)
 
     def unpack(self, kept: Any) -> Tensor:
         return kept.within(self.operands[kept.role]) if isinstance(kept, View) else kept
@@ -97,10 +112,11 @@ class Tape:
     def watch(self, outputs: Sequence[Tensor]) -> None:
         """Remember where the backward starts. The graph is held, the outputs are not."""
         self.roots = tuple(get_gradient_edge(t) for t in outputs if t.requires_grad)
-        self.operands = {}
+        self.bind({})
 
     def backward(self, output_gradients: Sequence[Tensor], postpone: bool) -> None:
-        """Run the backward once; `gradients` has what it finds. `postpone` leaves weight gradients of linears for later."""
+        """Run the backward once; `gradients` has what it finds. `postpone` leaves weight gradients of linears for
+        later."""
         self.postpone = postpone
         if self.roots:
             torch.autograd.backward(self.roots, output_gradients)
@@ -108,7 +124,8 @@ class Tape:
         self.own.clear()
 
     def num_bytes(self) -> int:
-        """Bytes that are held here and nowhere else: saved tensors, put-off work, finished gradients. A storage counts once."""
+        """Bytes that are held here and nowhere else: saved tensors, put-off work, finished gradients. A storage
+        counts once."""
         waiting = [d.x for d in self.deferred if isinstance(d.x, Tensor)] + [d.dy for d in self.deferred]
         return storage_bytes([*self.own, *waiting, *self.gradients.values()])
 
@@ -147,7 +164,7 @@ class _Enter(torch.autograd.Function):
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None) -> tuple[None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[None, ...]:
         if gradient is not None:
             ctx.tape.collect(ctx.role, gradient)
         return None, None, None, None

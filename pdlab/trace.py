@@ -1,7 +1,7 @@
 """The table of timed events of one run: what a simulation and a real run both return.
 
-Both are aligned with the rows of the same program, so laying one over the other is subtraction. A trace always says where its
-numbers come from.
+Both are aligned with the rows of the same program, so laying one over the other is subtraction. A trace always says
+where its numbers come from.
 """
 
 from dataclasses import dataclass, field
@@ -41,8 +41,9 @@ class Provenance:
 class Trace:
     """Times of every row (op of a rank, numbered rank by rank in list order), in seconds from the start of the step.
 
-    `moved[row]` is the size in bytes of a communication as nccl-tests define it, at a sender for messages, and 0 for other
-    ops. `live[row]` is what the rank holds in bytes right after the op has ended, `live_before[rank]` at the start.
+    `moved[row]` is the size in bytes of a communication as nccl-tests define it, at a sender for messages, and 0 for
+    other ops. `live[row]` is what the rank holds in bytes right after the op has ended, `live_before[rank]` at the
+    start.
     """
 
     program: Program
@@ -67,12 +68,11 @@ class Trace:
         return range(first, first + len(self.program.ranks[rank].ops))
 
     def frame(self) -> pd.DataFrame:
-        """One line per row: rank, stream, op, kind, stage, segment, microbatch, start, end (seconds), bytes moved and live."""
+        """One line per row: rank, stream, op, kind, stage, segment, microbatch, start, end (seconds), bytes moved and
+        live."""
         columns = ["rank", "stream", "op", "kind", "stage", "segment", "microbatch", "start", "end", "moved", "live"]
         lines = [
             (rank, str(op.stream), label(op), op.kind.value, op.stage, op.segment, op.microbatch, *numbers)
-            for (rank, op), *numbers in zip(
-                self.rows(), self.starts, self.ends, self.moved, self.live, strict=True
-            )
+            for (rank, op), *numbers in zip(self.rows(), self.starts, self.ends, self.moved, self.live, strict=True)
         ]
         return pd.DataFrame(lines, columns=columns)

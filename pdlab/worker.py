@@ -1,4 +1,5 @@
-"""One rank of a pool: connects to its pool, joins the process group, then runs what it is sent until it is told to stop.
+"""One rank of a pool: connects to its pool, joins the process group, then runs what it is sent until it is told to
+stop.
 
 It leaves no trace behind: when the pool's end of the connection closes, for whatever reason, the worker exits at once.
 """
@@ -83,7 +84,9 @@ class Worker:
                 continue
             wire.send(self.channel, reply, results)
 
-    def _run(self, job: dict[str, Any], tensors: dict[str, torch.Tensor]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    def _run(
+        self, job: dict[str, Any], tensors: dict[str, torch.Tensor]
+    ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Run the programs of a job, one after the other from the values the last one left, as often as it says."""
         programs = [from_json(text) for text in job["programs"]]
         mesh = programs[0].mesh

@@ -1,4 +1,5 @@
-"""The hard cases, each with its programs, its data and the independent answer. They run locally and on processes alike."""
+"""The hard cases, each with its programs, its data and the independent answer. They run locally and on processes
+alike."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -166,4 +167,3 @@ def kill_test() -> dict[str, Case]:
     cases["zb_h1 pp 2 tp 2"] = strategy("zb_h1", Plan(pp=2, tp=2, microbatches=3, batch=7), small_transformer(2))
     cases["zero3 dp 2 tp 2"] = strategy("zero3", Plan(dp=2, tp=2, microbatches=2, batch=7), small_transformer(2))
     return cases
-

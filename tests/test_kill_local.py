@@ -1,4 +1,5 @@
-"""Every hard case in one process: exact against the reference, and what was predicted of bytes and memory is what happened."""
+"""Every hard case in one process: exact against the reference, and what was predicted of bytes and memory is what
+happened."""
 
 import math
 
@@ -53,7 +54,7 @@ def test_sizes_that_depend_on_data_are_facts_that_the_simulator_replays() -> Non
     costs = Analytic(flops_per_second=1e6, bandwidth=1e6)
     more = facts | {(0, "arrivals:0"): tuple(10 * n + 5 for n in facts[0, "arrivals:0"])}
     assert simulate(program, costs, more).makespan > simulate(program, costs, facts).makespan
-    with pytest.raises(ValueError, match="arrivals:0.*scenario"):
+    with pytest.raises(ValueError, match=r"arrivals:0.*scenario"):
         simulate(program, costs)
 
 

@@ -1,4 +1,5 @@
-"""Every hard case on real gloo processes: exact, with the bytes that were predicted, in the order that was predicted."""
+"""Every hard case on real gloo processes: exact, with the bytes that were predicted, in the order that was
+predicted."""
 
 from collections.abc import Iterator
 

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from pdlab import data, models
 from pdlab import reference as ref
-from pdlab.reference import networks, pipedream
 from pdlab.models.spec import Model
+from pdlab.reference import networks, pipedream
 
 MODELS = {
     "mlp": models.mlp(width=6, depth=4),
@@ -155,7 +155,8 @@ def test_attention_equals_torchs_own() -> None:
 def test_the_other_blocks_longhand() -> None:
     torch.manual_seed(5)
     x, image = torch.randn(3, 64, 8, dtype=torch.float64), torch.randn(4, 2, 8, 8, dtype=torch.float64)
-    feed, head, conv = networks.FeedForward(8).double(), networks.TokenClassifier(8).double(), networks.Convolution(2, 3).double()
+    feed, head = networks.FeedForward(8).double(), networks.TokenClassifier(8).double()
+    conv = networks.Convolution(2, 3).double()
     u = feed.up(feed.norm(x))
     torch.testing.assert_close(feed(x), x + feed.down(u * (1 + torch.erf(u / 2**0.5)) / 2))
     pooled = head.norm(x).sum(dim=1) / 64

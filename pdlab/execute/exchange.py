@@ -1,7 +1,7 @@
 """What each collective and message means, apart from how bytes travel.
 
-`together` performs one joint event for all its members in one process. `local` mode runs on it, and it is the plainest statement
-of what a collective does.
+`together` performs one joint event for all its members in one process. `local` mode runs on it, and it is the
+plainest statement of what a collective does.
 """
 
 from collections.abc import Sequence
@@ -87,7 +87,8 @@ def split_sizes(counts: Tensor) -> list[int]:
 
 
 def sent_bytes(op: Op, store: Store, members: int) -> int:
-    """The size of a communication (nccl-tests: all-gather its output, the others their input), counted from real tensors."""
+    """The size of a communication (nccl-tests: all-gather its output, the others their input), counted from real
+    tensors."""
     match op.kind:
         case Kind.SEND | Kind.ALL_TO_ALL:
             return num_bytes(store.tensors(op.inputs)[:1])

@@ -1,23 +1,32 @@
 """Communication between processes with gloo: one call per op, blocking its own stream's thread and no other.
 
-Point-to-point messages carry a tag for what they are, so a payload is never mistaken for a time stamp. Each mesh axis has its own
-process group, and each group is used by one stream only.
+Point-to-point messages carry a tag for what they are, so a payload is never mistaken for a time stamp. Each mesh axis
+has its own process group, and each group is used by one stream only.
 """
 
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pdlab.execute.exchange import reduces_by_and, split_sizes, whole_length
+from pdlab.execute.exchange import num_bytes, reduces_by_and, split_sizes, whole_length
 from pdlab.execute.store import Store
 from pdlab.mesh import Axis, Mesh
 from pdlab.ops import Kind, Op
 from pdlab.program import Role
 from pdlab.state import FLOAT, microbatch_of, pad
 
-_PAYLOAD, _STAMP = 1, 2
+_PAYLOAD, _SENDERS_STAMP, _RECEIVERS_STAMP = 1, 2, 3
+
+
+class Posted(NamedTuple):
+    """A communication under way: what to wait for, what it will have written, the bytes handed to the library."""
+
+    work: dist.Work | None
+    results: list[Tensor]
+    moved: int
 
 
 class Gloo:
@@ -38,60 +47,19 @@ class Gloo:
                     if rank in members:
                         self.groups[axis] = group
 
-    def close(self) -> None:
-        for group in self.groups.values():
-            dist.destroy_process_group(group)
-
     def communicate(self, op: Op, store: Store) -> tuple[list[Tensor], int]:
-        """What the op writes, and the bytes that were handed to the library (size S as nccl-tests define it)."""
-        inputs = store.tensors(op.inputs)
-        match op.kind:
-            case Kind.SEND:
-                self._wait(dist.isend(inputs[0].contiguous(), op.peer, tag=_PAYLOAD))
-                return [], _bytes(inputs[0])
-            case Kind.RECV:
-                buffer = _buffer(op, store)
-                self._wait(dist.irecv(buffer, op.peer, tag=_PAYLOAD))
-                return [buffer], 0
-        assert op.axis is not None
-        group = self.groups[op.axis]
-        match op.kind:
-            case Kind.ALL_REDUCE:
-                return self._all_reduce(op, inputs, store, group)
-            case Kind.ALL_GATHER:
-                whole = inputs[0].new_empty(len(inputs[0]) * group.size())
-                dist.all_gather_into_tensor(whole, inputs[0], group=group)
-                return [whole[: whole_length(store.program, store.rank, op)]], _bytes(whole)
-            case Kind.REDUCE_SCATTER:
-                padded = pad(inputs[0], group.size())
-                piece = padded.new_empty(len(padded) // group.size())
-                dist.reduce_scatter_tensor(piece, padded, group=group)
-                return [piece], _bytes(padded)
-            case Kind.ALL_TO_ALL:
-                return self._all_to_all(inputs, group)
-        raise AssertionError(f"{op} is not a communication")
+        """What the op writes, and its size in bytes S (as nccl-tests define it), counted from the tensors handed
+        over."""
+        posted = self._post(op, store)
+        self._wait(posted.work)
+        return self._read(op, store, posted), posted.moved
 
-    def _all_reduce(
-        self, op: Op, inputs: list[Tensor], store: Store, group: dist.ProcessGroup
-    ) -> tuple[list[Tensor], int]:
-        """Several values travel as one buffer."""
-        flat = torch.cat([t.reshape(-1) for t in inputs])
-        both = reduces_by_and(store.program, store.rank, op.inputs[0])
-        dist.all_reduce(flat, dist.ReduceOp.MIN if both else dist.ReduceOp.SUM, group=group)
-        pieces = flat.split([t.numel() for t in inputs])
-        return [piece.view(t.shape) for piece, t in zip(pieces, inputs, strict=True)], _bytes(flat)
-
-    def _all_to_all(self, inputs: list[Tensor], group: dist.ProcessGroup) -> tuple[list[Tensor], int]:
-        """Pieces of one row, or sized by the two split values that follow the payload."""
-        sent = inputs[0].contiguous()
-        if len(inputs) == 1:
-            received = torch.empty_like(sent)
-            dist.all_to_all_single(received, sent, group=group)
-            return [received], _bytes(sent)
-        out, into = split_sizes(inputs[1]), split_sizes(inputs[2])
-        received = sent.new_empty(sum(into), *sent.shape[1:])
-        dist.all_to_all_single(received, sent, into, out, group=group)
-        return [received], _bytes(sent)
+    def communicate_and_meet(self, op: Op, store: Store, arrival: float) -> tuple[list[Tensor], int, float]:
+        """The same, and when the last member arrived, on the clock that all members share."""
+        posted = self._post(op, store)
+        last = self._last_arrival(op, arrival)
+        self._wait(posted.work)
+        return self._read(op, store, posted), posted.moved, last
 
     def agree(self, moment: float) -> float:
         """The latest of all ranks' proposals for when to begin."""
@@ -99,19 +67,55 @@ class Gloo:
         dist.all_reduce(stamp, dist.ReduceOp.MAX, group=self.everyone)
         return stamp.item()
 
-    def last_arrival(self, op: Op, arrival: float) -> float:
-        """When the last member of a communication arrived, on the clock that they share."""
+    def _post(self, op: Op, store: Store) -> Posted:
+        inputs = store.tensors(op.inputs)
+        if op.kind is Kind.SEND:
+            return Posted(dist.isend(inputs[0].contiguous(), op.peer, tag=_PAYLOAD), [], num_bytes(inputs[:1]))
+        if op.kind is Kind.RECV:
+            buffer = _buffer(op, store)
+            return Posted(dist.irecv(buffer, op.peer, tag=_PAYLOAD), [buffer], 0)
+        assert op.axis is not None
+        group = self.groups[op.axis]
+        match op.kind:
+            case Kind.ALL_REDUCE:
+                flat = torch.cat([t.reshape(-1) for t in inputs])
+                both = reduces_by_and(store.program, store.rank, op.inputs[0])
+                how = dist.ReduceOp.MIN if both else dist.ReduceOp.SUM
+                return Posted(dist.all_reduce(flat, how, group=group, async_op=True), [flat], num_bytes([flat]))
+            case Kind.ALL_GATHER:
+                whole = inputs[0].new_empty(len(inputs[0]) * group.size())
+                work = dist.all_gather_into_tensor(whole, inputs[0], group=group, async_op=True)
+                return Posted(work, [whole], num_bytes([whole]))
+            case Kind.REDUCE_SCATTER:
+                padded = pad(inputs[0], group.size())
+                piece = padded.new_empty(len(padded) // group.size())
+                work = dist.reduce_scatter_tensor(piece, padded, group=group, async_op=True)
+                return Posted(work, [piece], num_bytes([padded]))
+            case Kind.ALL_TO_ALL:
+                return _post_all_to_all(inputs, group)
+        raise AssertionError(f"{op} is not a communication")
+
+    def _read(self, op: Op, store: Store, posted: Posted) -> list[Tensor]:
+        """The values that the op writes, out of what arrived: several summed values travelled as one buffer."""
+        if op.kind is Kind.ALL_REDUCE:
+            inputs = store.tensors(op.inputs)
+            pieces = posted.results[0].split([t.numel() for t in inputs])
+            return [piece.view(t.shape) for piece, t in zip(pieces, inputs, strict=True)]
+        if op.kind is Kind.ALL_GATHER:
+            return [posted.results[0][: whole_length(store.program, store.rank, op)]]
+        return posted.results
+
+    def _last_arrival(self, op: Op, arrival: float) -> float:
         stamp = torch.tensor([arrival], dtype=torch.float64)
         if op.axis is not None:
             dist.all_reduce(stamp, dist.ReduceOp.MAX, group=self.groups[op.axis])
             return stamp.item()
         other = torch.empty(1, dtype=torch.float64)
-        # One channel carries the stamps of both directions' messages apart: sends answer receives and the reverse.
-        outward = op.kind is Kind.SEND
-        mine, theirs = (_STAMP, _STAMP + 1) if outward else (_STAMP + 1, _STAMP)
+        tags = (_SENDERS_STAMP, _RECEIVERS_STAMP)
+        mine, theirs = tags if op.kind is Kind.SEND else tags[::-1]
         sending, receiving = dist.isend(stamp, op.peer, tag=mine), dist.irecv(other, op.peer, tag=theirs)
-        self._wait(sending)
         self._wait(receiving)
+        self._wait(sending)
         return max(arrival, other.item())
 
     def _wait(self, work: dist.Work | None) -> None:
@@ -119,16 +123,21 @@ class Gloo:
             work.wait(self.timeout)
 
 
+def _post_all_to_all(inputs: list[Tensor], group: dist.ProcessGroup) -> Posted:
+    """Pieces of one row, or sized by the two split values that follow the payload."""
+    sent = inputs[0].contiguous()
+    out, into = (split_sizes(inputs[1]), split_sizes(inputs[2])) if len(inputs) > 1 else (None, None)
+    received = torch.empty_like(sent) if into is None else sent.new_empty(sum(into), *sent.shape[1:])
+    work = dist.all_to_all_single(received, sent, into, out, group=group, async_op=True)
+    return Posted(work, [received], num_bytes([sent]))
+
+
 def _buffer(op: Op, store: Store) -> Tensor:
     """Room for a received activation or gradient: rows of its microbatch times the shape in the model."""
     value = op.writes[0]
     program = store.program
     t = program.ranks[store.rank].types[value]
-    spec = program.model.tensors[t.of]
     assert t.role in (Role.ACTIVATION, Role.ACTIVATION_GRADIENT)
+    spec = program.model.tensors[t.of]
     rows = program.rows[program.mesh.data_shard(store.rank)][microbatch_of(value)]
     return torch.empty(rows, *spec.shape, dtype=FLOAT[spec.itemsize])
-
-
-def _bytes(t: Tensor) -> int:
-    return t.numel() * t.element_size()

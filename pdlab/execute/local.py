@@ -19,7 +19,8 @@ from pdlab.validate import validate
 
 
 def run_local(programs: Sequence[Program], batch: Batch, settings: Settings | None = None) -> Result:
-    """Run programs one after the other, each from the values that the last one left; ends with one repetition's result."""
+    """Run programs one after the other, each from the values that the last one left; ends with one repetition's
+    result."""
     settings = settings or Settings()
     for program in programs:
         validate(program)

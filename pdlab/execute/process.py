@@ -1,8 +1,8 @@
 """One rank in a process of its own: a thread per stream, each walking its ops in order and waiting for values.
 
-That is the dependency rule, executed literally. In a paced run each op is held until its modelled duration has passed since it
-started, and a communication starts when the last of its members has arrived; so more ranks than cores still show their true order,
-overlap and bubbles.
+That is the dependency rule, executed literally. In a paced run each op is held until its modelled duration has passed
+since it started, and a communication starts when the last of its members has arrived; so more ranks than cores still
+show their true order, overlap and bubbles.
 """
 
 import threading
@@ -97,9 +97,10 @@ class Runner:
         written: Sequence[Held]
         if op.kind in COMMUNICATION_KINDS:
             assert self.transport is not None
-            written, line.moved[i] = self.transport.communicate(op, self.store)
-            if self.durations is not None:
-                start = self.transport.last_arrival(op, start)
+            if self.durations is None:
+                written, line.moved[i] = self.transport.communicate(op, self.store)
+            else:
+                written, line.moved[i], start = self.transport.communicate_and_meet(op, self.store, start)
         else:
             written = self.store.compute(op)
         if self.durations is not None and self.store.allowed(op):
@@ -126,7 +127,11 @@ def _sentence(rank: int, i: int, op: Op, error: BaseException) -> str:
     return f"rank {rank}, op {i} ({label(op)}; {values}): {type(error).__name__}: {error}"
 
 
+SPIN_S = 0.0003
+"""A sleeping thread wakes up a little late, so the last stretch of a hold is spent asking for the time."""
+
+
 def hold(until: float) -> None:
-    """Sleep until a moment of the monotonic clock."""
+    """Return at a moment of the monotonic clock, or at once if it has passed."""
     while (left := until - time.monotonic()) > 0:
-        time.sleep(left)
+        time.sleep(max(0.0, left - SPIN_S))

@@ -15,7 +15,8 @@ Shards = dict[tuple[int, Value], Tensor]
 
 @dataclass(frozen=True)
 class Result:
-    """Traces by repetition and program; of the last repetition the losses and, where asked for, what steps read and wrote.
+    """Traces by repetition and program; of the last repetition the losses and, where asked for, what steps read and
+    wrote.
 
     A gradient is recorded as the optimizer saw it, after the loss scale was taken out; losses are sums over rows.
     """

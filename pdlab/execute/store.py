@@ -1,7 +1,7 @@
 """What one rank holds while it runs, and how each op that needs no other rank changes it.
 
-Values enter when an op writes them and leave when an op consumes them; nothing else keeps a tensor alive. So the bytes counted here
-are the bytes that a schedule needs.
+Values enter when an op writes them and leave when an op consumes them; nothing else keeps a tensor alive. So the
+bytes counted here are the bytes that a schedule needs.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +24,8 @@ Held = Tensor | Tape
 
 @dataclass
 class Store:
-    """The values of one rank. `gradients` and `weights` record, for every step, what it read and what it wrote, if asked."""
+    """The values of one rank. `gradients` and `weights` record, for every step, what it read and what it wrote, if
+    asked."""
 
     program: Program
     rank: int
@@ -93,9 +94,7 @@ class Store:
                 return [torch.tensor(finite, dtype=torch.uint8)]
             case Kind.FREE:
                 return []
-            case (
-                Kind.SEND | Kind.RECV | Kind.ALL_REDUCE | Kind.ALL_GATHER | Kind.REDUCE_SCATTER | Kind.ALL_TO_ALL
-            ):
+            case Kind.SEND | Kind.RECV | Kind.ALL_REDUCE | Kind.ALL_GATHER | Kind.REDUCE_SCATTER | Kind.ALL_TO_ALL:
                 raise AssertionError(f"{label(op)} concerns other ranks")
             case _:
                 assert_never(op.kind)
@@ -119,7 +118,7 @@ class Store:
         """The inputs of an op and its weights, both by role."""
         specs = segment.inputs if found.outputs else segment.kept_inputs
         inputs = {f"input {t.name}": self.tensor(v) for t, v in zip(specs, found.inputs, strict=True)}
-        weights = {}
+        weights: dict[str, Tensor] = {}
         for group, value in zip(segment.groups, found.weights, strict=True):
             names = [param.name for param in group.params]
             weights |= dict(zip(names, views(self.tensor(value), group), strict=True))
@@ -158,7 +157,7 @@ class Store:
         tape = self.values[found.carried[0]]
         assert isinstance(tape, Tape)
         inputs, weights = self._named(segment, found)
-        tape.operands = {**inputs, **weights}
+        tape.bind({**inputs, **weights})
         return tape
 
     def _weight_gradients(self, segment: Segment, found: Operands, op: Op) -> list[Held]:

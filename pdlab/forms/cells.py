@@ -1,7 +1,7 @@
 """From the ops of a rank back to the schedule that a reader has in mind: one cell for each pass of a stage.
 
 Lowering turns `2F0` into one forward for each segment, with messages and collectives between. A cell undoes that:
-passes that follow each other and agree in stage, kind and microbatch are one, and so are the steps of a stage's weights.
+passes that follow each other and agree in stage, kind and microbatch are one, and so are the steps of a stage.
 """
 
 from collections.abc import Collection, Sequence

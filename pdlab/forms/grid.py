@@ -27,7 +27,7 @@ def grid(program: Program, marked: Iterable[tuple[int, int]] = ()) -> str:
     try:
         graph = build(program)
         columns = _columns(graph, order(graph), rows)
-    except ProgramError:
+    except (ProgramError, AssertionError, LookupError):  # the last two: an op that is malformed in itself
         columns = [list(range(len(row))) for row in rows]
     return _render(_texts(rows, columns))
 

@@ -25,26 +25,25 @@ def schedule_csv(program: Program) -> str:
 
 def parse_csv(text: str) -> list[list[Op]]:
     """The ops of each row. Empty cells and lines say nothing; where a row has no step, its stages step at its end."""
-    rows = []
+    rows: list[list[tuple[str, Op]]] = []
     reader = csv.reader(text.removeprefix("\ufeff").splitlines())
     try:
-        for cells_of_line in reader:
-            if any(cell.strip() for cell in cells_of_line):
-                rows.append(_row(cells_of_line, reader.line_num))
+        for texts in reader:
+            if any(cell.strip() for cell in texts):
+                rows.append(_row(texts, reader.line_num))
     except csv.Error as error:
-        raise FormError(
-            f"line {reader.line_num} is not CSV ({error}); write ops with commas between, as in 0F0,0B0"
-        ) from None
+        raise FormError(f"row {reader.line_num} is not CSV ({error}); write ops with commas between: 0F0,0B0") from None
     if not rows:
         raise FormError("the table has no ops; write one row per rank, as in 0F0,0F1,0B0,0B1")
-    return rows
+    every = [cell for row in rows for cell in row]
+    _check_numbers("stage", {op.stage: where for where, op in every})
+    _check_numbers("microbatch", {op.microbatch: where for where, op in every if op.microbatch >= 0})
+    return [_with_steps([op for _, op in row]) for row in rows]
 
 
-def _row(texts: list[str], line: int) -> list[Op]:
-    ops = [_op(text.strip(), f"row {line}, column {i}") for i, text in enumerate(texts, start=1) if text.strip()]
-    stepped = {op.stage for op in ops if op.kind is Kind.STEP}
-    graded = [op.stage for op in ops if op.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)]
-    return ops + [STEP(stage) for stage in dict.fromkeys(graded) if stage not in stepped]
+def _row(texts: list[str], line: int) -> list[tuple[str, Op]]:
+    places = [(f"row {line}, column {i}", text.strip()) for i, text in enumerate(texts, start=1)]
+    return [(where, _op(text, where)) for where, text in places if text]
 
 
 def _op(text: str, where: str) -> Op:
@@ -58,3 +57,19 @@ def _op(text: str, where: str) -> Op:
     if op.segment >= 0:
         raise FormError(f"{where}: {text!r} names a segment, and a schedule orders whole stages; {allowed}")
     return op
+
+
+def _check_numbers(what: str, seen: dict[int, str]) -> None:
+    """A gap is a slip of the keyboard more often than a wish."""
+    largest = max(seen, default=-1)
+    if len(seen) <= largest:
+        gap = next(number for number in range(largest) if number not in seen)
+        raise FormError(
+            f"{seen[largest]} names {what} {largest}, and no cell names {what} {gap}; number them from 0 without gaps"
+        )
+
+
+def _with_steps(ops: list[Op]) -> list[Op]:
+    stepped = {op.stage for op in ops if op.kind is Kind.STEP}
+    graded = [op.stage for op in ops if op.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)]
+    return ops + [STEP(stage) for stage in dict.fromkeys(graded) if stage not in stepped]

@@ -1,8 +1,9 @@
 """A small convolutional network with BatchNorm.
 
-BatchNorm normalises with the statistics of the rows it sees, so a network cut into microbatches or spread over data-parallel
-ranks is a different function from the same network on the whole batch. The lab keeps no running averages: a forward has no
-side effect. Where the whole batch is one microbatch on one rank, gradients equal the reference.
+BatchNorm normalises with the statistics of the rows it sees, so a network cut into microbatches or spread over
+data-parallel ranks is a different function from the same network on the whole batch. The lab keeps no running
+averages: a forward has no side effect. Where the whole batch is one microbatch on one rank, gradients equal the
+reference.
 """
 
 from pdlab.models.mlp import CLASSES, linear_group, loss_tensor

@@ -1,7 +1,9 @@
-"""One layer of experts, one expert per rank of the ep axis, top-1 and dropless: who gets how many rows depends on the data.
+"""One layer of experts, one expert per rank of the ep axis, top-1 and dropless: who gets how many rows depends on the
+data.
 
-So the size of the all-to-all is not known beforehand. A first all-to-all exchanges the counts; they are facts, and the second
-one is sized by them (as in Switch Transformer routing, Fedus et al. 2021, arXiv:2101.03961, without its capacity limit).
+So the size of the all-to-all is not known beforehand. A first all-to-all exchanges the counts; they are facts, and
+the second one is sized by them (as in Switch Transformer routing, Fedus et al. 2021, arXiv:2101.03961, without its
+capacity limit).
 """
 
 from pdlab.mesh import LOCAL, REPLICATED, Axis

@@ -43,7 +43,8 @@ def linear_group(segment: str, fan_out: int, fan_in: int, itemsize: int) -> Grou
 
 
 def classifier(name: str, x: Tensor, target: Tensor, itemsize: int) -> Segment:
-    """ReLU, linear to the classes, cross-entropy summed over the samples (the seed of the backward divides by the batch)."""
+    """ReLU, linear to the classes, cross-entropy summed over the samples (the seed of the backward divides by the
+    batch)."""
     fan_in = x.shape[0]
     flops = 2 * fan_in * CLASSES
     return Segment(

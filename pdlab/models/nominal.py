@@ -1,8 +1,8 @@
 """A model that is only numbers: equal layers, everything one megabyte.
 
-Schedules can be studied before there is a network. What a forward keeps is measured in M_B (all that the full backward needs) and M_W
-(what the backward for the weights still needs), so closed forms read off directly. With `tp` > 1 each layer stands between
-Megatron's f and g and holds its share of the weights.
+Schedules can be studied before there is a network. What a forward keeps is measured in M_B (all that the full
+backward needs) and M_W (what the backward for the weights still needs), so closed forms read off directly. With `tp`
+> 1 each layer stands between Megatron's f and g and holds its share of the weights.
 """
 
 from pdlab.mesh import PARTIAL, REPLICATED, Axis, shard
@@ -28,16 +28,17 @@ def _hidden(i: int, unit: int) -> Tensor:
 
 def _layer(i: int, num_layers: int, kept: tuple[Kept, Kept], unit: int, tp: int) -> tuple[Item, ...]:
     x = _hidden(i, unit)
-    y = Tensor("loss", (), 8, per_row=False) if i == num_layers - 1 else _hidden(i + 1, unit)
+    last = i == num_layers - 1
+    y = Tensor("loss", (), 8, per_row=False) if last else _hidden(i + 1, unit)
     sharded = REPLICATED.put(Axis.TP, shard(0)) if tp > 1 else REPLICATED
     group = Group(f"layer{i}.w", (Param("w", (unit,), 0 if tp > 1 else None),), 1, sharded, sharded, tp)
     partial = REPLICATED.put(Axis.TP, PARTIAL)
-    entered = Tensor(f"{x.name}.in", x.shape, 1, grad=partial if i else None) if tp > 1 else x
-    part = Tensor(f"{y.name}.part", y.shape, y.itemsize, partial, REPLICATED, y.per_row) if tp > 1 else y
+    entered = Tensor(f"{x.name}.in", x.shape, 1, grad=partial) if tp > 1 and i else x
+    part = Tensor(f"{y.name}.part", y.shape, 1, partial) if tp > 1 and not last else y
     segment = Segment(
         f"layer{i}", Block.NOMINAL, (entered,), (part,), (group,), saved=kept[0], pending=kept[1], flops=Flops(2, 2, 2)
     )
-    if tp == 1:
-        return (segment,)
-    f = Exchange(f"layer{i}.f", Axis.TP, x, entered, None, Kind.ALL_REDUCE if i else None)
-    return (f, segment, Exchange(f"layer{i}.g", Axis.TP, part, y, Kind.ALL_REDUCE, None))
+    f = Exchange(f"layer{i}.f", Axis.TP, x, entered, None, Kind.ALL_REDUCE)
+    g = Exchange(f"layer{i}.g", Axis.TP, part, y, Kind.ALL_REDUCE, None)
+    before, after = (f,) if tp > 1 and i else (), (g,) if tp > 1 and not last else ()
+    return (*before, segment, *after)

@@ -1,8 +1,9 @@
 """What a model is, told without tensors: the numbers that a prediction needs.
 
 A model is a chain of layers; a layer is one or more items. An item is either a *segment* (computation without any
-communication) or an *exchange* (a collective that the mathematics of the layer needs, with its counterpart in the backward).
-A stage is a contiguous range of layers. `pdlab.segments` holds the same segments in torch, and a test holds the two equal.
+communication) or an *exchange* (a collective that the mathematics of the layer needs, with its counterpart in the
+backward). A stage is a contiguous range of layers. `pdlab.segments` holds the same segments in torch, and a test
+holds the two equal.
 """
 
 from dataclasses import dataclass
@@ -55,7 +56,8 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Param:
-    """A weight with its full shape, and the dim along which the tensor axis shards it (None: every rank has all of it)."""
+    """A weight with its full shape, and the dim along which the tensor axis shards it (None: every rank has all of
+    it)."""
 
     name: str
     shape: tuple[int, ...]
@@ -109,9 +111,9 @@ class Flops:
 class Segment:
     """The smallest piece of a model that runs without communication.
 
-    `keeps` names the inputs that the backward needs again (they stay alive, or are brought back, as values of their own);
-    `saved` is what the forward holds for the backward besides those and the weights, and `pending` what an `I` op leaves for
-    the `W` op. `rows` names the value that counts the rows where they are not samples.
+    `keeps` names the inputs that the backward needs again (they stay alive, or are brought back, as values of their
+    own); `saved` is what the forward holds for the backward besides those and the weights, and `pending` what an `I`
+    op leaves for the `W` op. `rows` names the value that counts the rows where they are not samples.
     """
 
     name: str
@@ -146,8 +148,8 @@ class Segment:
 class Exchange:
     """A collective inside a layer: `forward` acts on the payload, `backward` on its gradient; None means nothing moves.
 
-    Megatron's f is (None, ALL_REDUCE) and its g is (ALL_REDUCE, None). An all-to-all may name the two values that hold the
-    rows it sends to and receives from each rank; its backward sends them the other way.
+    Megatron's f is (None, ALL_REDUCE) and its g is (ALL_REDUCE, None). An all-to-all may name the two values that
+    hold the rows it sends to and receives from each rank; its backward sends them the other way.
     """
 
     name: str
@@ -166,7 +168,8 @@ Item = Segment | Exchange
 class Model:
     """A chain of layers with the tensors it is fed. `itemsize` is the size of one weight in bytes.
 
-    `recipe` is the function of `pdlab.models` that makes it and the arguments it was given: a model travels as its recipe.
+    `recipe` is the function of `pdlab.models` that makes it and the arguments it was given: a model travels as its
+    recipe.
     """
 
     recipe: tuple[str, tuple[tuple[str, float], ...]]

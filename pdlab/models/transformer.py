@@ -1,11 +1,13 @@
 """A small transformer that reads the 64 pixels of a digit as 64 tokens, whole or split over a tensor group.
 
-With `tp` > 1 each block is Megatron's: f, column-parallel, row-parallel, g (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
-The residual and the row-parallel bias are contributed as 1/tp by each rank inside the sum that g takes, so the output of a
-block is one partial value. What is replicated inside the block (norm gains, those biases) then gets a partial gradient.
+With `tp` > 1 each block is Megatron's: f, column-parallel, row-parallel, g (Shoeybi et al. 2019, arXiv:1909.08053,
+section 3). The residual and the row-parallel bias are contributed as 1/tp by each rank inside the sum that g takes,
+so the output of a block is one partial value. What is replicated inside the block (norm gains, those biases) then
+gets a partial gradient.
 
-Saved bytes per layer without dropout are e s b h (16 + a s / h) at tp = 1 (Korthikanti et al. 2022, arXiv:2205.05198, section 4,
-with element size e and the dropout masks left out), plus the two statistics of each norm, which the paper neglects.
+Saved bytes per layer without dropout are e s b h (16 + a s / h) at tp = 1 (Korthikanti et al. 2022, arXiv:2205.05198,
+section 4, with element size e and the dropout masks left out), plus the two statistics of each norm, which the paper
+neglects.
 """
 
 from pdlab.mesh import PARTIAL, REPLICATED, Axis, Layout, shard
@@ -81,9 +83,7 @@ def _norm_params(width: int, bias: str) -> tuple[Param, ...]:
 
 def _attention(name: str, x: Tensor, y: Tensor, heads: int, itemsize: int, tp: int) -> Segment:
     s, h = x.shape
-    columns = tuple(
-        param for n in "qkv" for param in (Param(f"{n}.weight", (h, h), 0), Param(f"{n}.bias", (h,), 0))
-    )
+    columns = tuple(param for n in "qkv" for param in (Param(f"{n}.weight", (h, h), 0), Param(f"{n}.bias", (h,), 0)))
     linear, core = 8 * s * h * h // tp, 4 * s * s * h // tp
     return Segment(
         name=name,
@@ -120,7 +120,12 @@ def _feed_forward(name: str, x: Tensor, y: Tensor, _heads: int, itemsize: int, t
 
 def _classifier(x: Tensor, target: Tensor, itemsize: int) -> Segment:
     s, h = x.shape
-    params = (Param("norm.weight", (h,)), Param("norm.bias", (h,)), Param("weight", (CLASSES, h)), Param("bias", (CLASSES,)))
+    params = (
+        Param("norm.weight", (h,)),
+        Param("norm.bias", (h,)),
+        Param("weight", (CLASSES, h)),
+        Param("bias", (CLASSES,)),
+    )
     flops = 2 * h * CLASSES
     return Segment(
         name="head",

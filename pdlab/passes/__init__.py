@@ -1,4 +1,5 @@
-"""Lowering: small pure functions from program to program. A hybrid strategy is a schedule and a few of these in a row."""
+"""Lowering: small pure functions from program to program. A hybrid strategy is a schedule and a few of these in a
+row."""
 
 from pdlab.passes.consume import consume_last_uses
 from pdlab.passes.cut import cut

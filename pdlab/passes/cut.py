@@ -1,8 +1,9 @@
-"""Cut a program in two between minibatches, where nothing flushes: what is in flight at the cut is `live_out` of the first part.
+"""Cut a program in two between minibatches, where nothing flushes: what is in flight at the cut is `live_out` of the
+first part.
 
-Training without a flush is one endless program. To look at a loss, write a checkpoint or stop, it is cut, and the second part
-goes on from the values that the first part left. Cut before `insert_messages`: a value that is made in the first part
-and read in the second by another rank is then sent when the second part begins.
+Training without a flush is one endless program. To look at a loss, write a checkpoint or stop, it is cut, and the
+second part goes on from the values that the first part left. Cut before `insert_messages`: a value that is made in
+the first part and read in the second by another rank is then sent when the second part begins.
 """
 
 from dataclasses import replace
@@ -38,7 +39,9 @@ def cut(program: Program, after: int) -> tuple[Program, Program]:
 def _position(ops: tuple[Op, ...], after: int) -> int:
     steps = [i for i, op in enumerate(ops) if op.kind is Kind.STEP and op.microbatch == after]
     if not steps:
-        raise ValueError(f"no step on microbatch {after}: only a program that steps on each microbatch can be cut there")
+        raise ValueError(
+            f"no step on microbatch {after}: only a program that steps on each microbatch can be cut there"
+        )
     return steps[-1] + 1
 
 

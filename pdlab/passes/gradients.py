@@ -1,8 +1,9 @@
-"""All-reduce the weight gradients wherever they are partial: this is all of data parallelism, and the tail of tensor parallelism.
+"""All-reduce the weight gradients wherever they are partial: this is all of data parallelism, and the tail of tensor
+parallelism.
 
-Without buckets every gradient is summed on its own, after the last backward: simple, and all of it exposed. With buckets a
-sum starts as soon as the last gradient of its bucket is complete, so it runs under the backwards that remain (Li et al. 2020,
-"PyTorch Distributed", arXiv:2006.15704, section 3.2.3):
+Without buckets every gradient is summed on its own, after the last backward: simple, and all of it exposed. With
+buckets a sum starts as soon as the last gradient of its bucket is complete, so it runs under the backwards that
+remain (Li et al. 2020, "PyTorch Distributed", arXiv:2006.15704, section 3.2.3):
 
     compute  |B7|B6|B5|B4|B3|B2|B1|B0|
     dp group       |--bucket--|--bucket--|
@@ -18,7 +19,8 @@ MEGABYTE = 10**6
 
 
 def all_reduce_gradients(program: Program, *, bucket_bytes: int | None = None) -> Program:
-    """Sum what every step reads over the axes along which it is still partial. `bucket_bytes=None` is the naive form."""
+    """Sum what every step reads over the axes along which it is still partial. `bucket_bytes=None` is the naive
+    form."""
     if bucket_bytes is not None and bucket_bytes < 1:
         raise ValueError(f"bucket_bytes is {bucket_bytes}; a bucket holds at least 1 byte")
     return program.with_ranks([_reduce(rank, program.mesh, bucket_bytes) for rank in program.ranks])
@@ -34,7 +36,8 @@ class _Bucket:
 
 
 def _reduce(rank: RankProgram, mesh: Mesh, bucket_bytes: int | None) -> RankProgram:
-    types, newest = dict(rank.types), {}
+    types = dict(rank.types)
+    newest: dict[Value, Value] = {}
     finals = _finals(rank)
     ops = list(rank.ops)
     for axis in (axis for axis, degree in reversed(mesh.degrees) if degree > 1):

@@ -1,7 +1,8 @@
 """Mixed precision's loss scaling: step only where every gradient on every rank is finite.
 
-The decision is data, and a program does not branch, so it becomes a flag: each rank checks its own gradients, the flags are
-and-ed over all axes, and the step is guarded by the result (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
+The decision is data, and a program does not branch, so it becomes a flag: each rank checks its own gradients, the
+flags are and-ed over all axes, and the step is guarded by the result (Micikevicius et al. 2018, arXiv:1710.03740,
+section 3.2).
 """
 
 from dataclasses import replace

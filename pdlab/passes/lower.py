@@ -1,8 +1,8 @@
 """From a schedule to a program: `2F0` becomes the forwards of stage 2's segments, with operands and exchanges.
 
-A schedule lists, for each pipeline rank, ops that name a stage and a microbatch and nothing else. This pass knows the model: it
-names every value, gives it a type, and says which weight version each op meets. It inserts no messages between ranks
-(`insert_messages` does) and frees nothing (`consume_last_uses` does).
+A schedule lists, for each pipeline rank, ops that name a stage and a microbatch and nothing else. This pass knows the
+model: it names every value, gives it a type, and says which weight version each op meets. It inserts no messages
+between ranks (`insert_messages` does) and frees nothing (`consume_last_uses` does).
 """
 
 from collections.abc import Sequence
@@ -151,10 +151,11 @@ class _Rank:
             for group in segment.groups:
                 step, count = self.accumulated.get(group.name, (0, 0))
                 old, new = self._weight(group, version), self._weight(group, version + 1, given=False)
-                inputs, writes = (old, f"{group.name}.g{step}#{count - 1}"), (new,)
+                inputs, writes = [old, f"{group.name}.g{step}#{count - 1}"], [new]
                 if self.optimizer_bytes:
-                    inputs, writes = (*inputs, self._optimizer(group, old)), (new, self._optimizer(group, new, False))
-                self.ops.append(op._replace(segment=index, inputs=inputs, writes=writes))
+                    inputs.append(self._optimizer(group, old))
+                    writes.append(self._optimizer(group, new, given=False))
+                self.ops.append(op._replace(segment=index, inputs=tuple(inputs), writes=tuple(writes)))
                 self.accumulated[group.name] = (step + 1, 0)
         self.version[op.stage] = version + 1
 

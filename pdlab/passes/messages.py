@@ -1,7 +1,7 @@
 """Insert the sends and receives between pipeline ranks: wherever a rank reads a value that another rank writes.
 
-A send follows the op that writes the value. A receive comes before the first op that reads it, and receives from one peer keep
-the order of the sends, since a channel delivers in order.
+A send follows the op that writes the value. A receive comes before the first op that reads it, and receives from one
+peer keep the order of the sends, since a channel delivers in order.
 """
 
 from pdlab.mesh import Axis
@@ -49,7 +49,8 @@ def _homes(program: Program, line: tuple[int, ...]) -> dict[Value, tuple[int, in
 
 
 def _missing(rank: RankProgram) -> dict[Value, int]:
-    """Values that a rank reads but neither writes nor holds at the start, each with the position of its first reader."""
+    """Values that a rank reads but neither writes nor holds at the start, each with the position of its first
+    reader."""
     written = {value for op in rank.ops for value in op.writes}
     missing: dict[Value, int] = {}
     for i, op in enumerate(rank.ops):

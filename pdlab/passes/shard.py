@@ -1,13 +1,14 @@
-"""ZeRO-3: every rank keeps 1/n of the weights, gradients and optimizer state, and borrows the rest for one segment at a time.
+"""ZeRO-3: every rank keeps 1/n of the weights, gradients and optimizer state, and borrows the rest for one segment at
+a time.
 
-Before an op that needs weights they are gathered, after it they are freed, and its gradients are reduce-scattered at once
-(Rajbhandari et al. 2020, arXiv:1910.02054, section 5.3):
+Before an op that needs weights they are gathered, after it they are freed, and its gradients are reduce-scattered at
+once (Rajbhandari et al. 2020, arXiv:1910.02054, section 5.3):
 
     dp group  |gather 0|gather 1|       |gather 2|
     compute            |F 0     |F 1             |F 2
 
-With data edges alone the gathers would run ahead and hold the whole model, so each op hands a token to the gather that may come
-`prefetch` ops after the next one: at most `prefetch` + 1 segments are whole at any time.
+With data edges alone the gathers would run ahead and hold the whole model, so each op hands a token to the gather
+that may come `prefetch` ops after the next one: at most `prefetch` + 1 segments are whole at any time.
 """
 
 from dataclasses import dataclass, field, replace
@@ -69,16 +70,15 @@ class _Sharding:
         return t._replace(size=each, layout=t.layout.put(self.axis, FLAT))
 
     def _gather(self, op: Op, k: int) -> list[Op]:
-        """The gathers for the k-th op that needs weights; the first takes the token of the op `prefetch` + 1 before it."""
-        gathers = []
+        """The gathers for the k-th op that needs weights; the first takes the token of the op `prefetch` + 1 before
+        it."""
+        gathers: list[Op] = []
         for weight in self._groups(op):
             whole = f"{weight}/{k}"
             self.types[whole] = self.rank.types[weight]
             ready = k - self.prefetch - 1
             token = (f"{TOKEN}room{ready}",) if ready >= 0 and not gathers else ()
-            gathers.append(
-                Op(Kind.ALL_GATHER, op.stage, inputs=(weight, *token), writes=(whole,), axis=self.axis)
-            )
+            gathers.append(Op(Kind.ALL_GATHER, op.stage, inputs=(weight, *token), writes=(whole,), axis=self.axis))
         return gathers
 
     def _use(self, op: Op, k: int, token: bool) -> None:

@@ -1,8 +1,8 @@
 """Give every op its stream: what runs in order with what.
 
-Compute is one stream, each process group one, and each peer one *per direction*. The direction matters: with one in-order channel
-for each pair of ranks, textbook 1F1B deadlocks under rendezvous already with two stages and two microbatches, since a send of an
-activation and a send of a gradient wait for each other.
+Compute is one stream, each process group one, and each peer one *per direction*. The direction matters: with one
+in-order channel for each pair of ranks, textbook 1F1B deadlocks under rendezvous already with two stages and two
+microbatches, since a send of an activation and a send of a gradient wait for each other.
 """
 
 from dataclasses import replace
@@ -13,7 +13,8 @@ from pdlab.program import Program
 
 
 class Channels(Enum):
-    """How messages to and from one peer share streams: one per direction, one per pair, or all in the list's own order."""
+    """How messages to and from one peer share streams: one per direction, one per pair, or all in the list's own
+    order."""
 
     PER_DIRECTION = "direction"
     PER_PAIR = "pair"

@@ -20,7 +20,7 @@ TALL, THIN, GAP = ((4, 0.4), (8, 0.34), (float("inf"), 0.24)), 0.15, 0.09
 
 
 class Box(NamedTuple):
-    """One or more ops on one row. Times in seconds; `seams` are where one segment follows another."""
+    """One or more ops on one row. Times in seconds; `seams` are where one segment follows another inside it."""
 
     rank: int
     stream: Stream
@@ -43,8 +43,9 @@ class Row(NamedTuple):
 
 
 def boxes(trace: Trace) -> list[Box]:
-    """What took time, rank by rank, segments of a stage merged."""
+    """What took time, rank by rank, segments of a stage merged; where there is only one stage, with the seams."""
     visible = trace.makespan * VISIBLE
+    one_stage = len(trace.program.stages) == 1
     found: list[Box] = []
     for rank, program in enumerate(trace.program.ranks):
         last: dict[Stream, Box] = {}
@@ -54,7 +55,8 @@ def boxes(trace: Trace) -> list[Box]:
                 continue
             before = last.get(op.stream)
             if before and _continues(before, op) and start - before.end < visible:
-                last[op.stream] = before._replace(end=end, seams=(*before.seams, start))
+                seams = (*before.seams, start) if one_stage and op.kind in PASS_KINDS else ()
+                last[op.stream] = before._replace(end=end, seams=seams)
                 continue
             if before:
                 found.append(before)

@@ -58,13 +58,12 @@ class Lanes:
         axes.set_ylim(self.height, 0)
         places = {(row.rank, row.stream): row for row in self.rows}
         paleness = _Paleness(self.program)
-        seams = len(self.program.stages) == 1
         looks = {
-            box: _Look(box, places[box.rank, box.stream], theme.shade(box.kind, paleness.of(box)), unit, seams)
+            box: _Look(box, places[box.rank, box.stream], theme.shade(box.kind, paleness.of(box)), unit)
             for box in self.boxes
         }
         _draw_boxes(axes, list(looks.values()), self.inches)
-        lines = [look.seam(at) for look in looks.values() if seams for at in look.box.seams]
+        lines = [look.seam(at) for look in looks.values() for at in look.box.seams]
         axes.add_collection(LineCollection(lines, colors=theme.PAPER, linewidths=OUTLINE, alpha=0.6), autolim=False)
         for box, text in self.labels.texts:
             looks[box].write(axes, text, self.labels.size)
@@ -79,7 +78,6 @@ class _Look:
     row: Row
     colour: str
     unit: Unit
-    has_seams: bool
 
     def corners(self) -> list[tuple[float, float]]:
         left, right = self.box.start / self.unit.size, self.box.end / self.unit.size
@@ -99,8 +97,7 @@ class _Look:
 
     def _middle(self) -> float:
         """The middle of the most central segment."""
-        edges = (self.box.start, *self.box.seams, self.box.end) if self.has_seams else (self.box.start, self.box.end)
-        centre = (self.box.start + self.box.end) / 2
+        edges, centre = (self.box.start, *self.box.seams, self.box.end), (self.box.start + self.box.end) / 2
         return min(((a + b) / 2 for a, b in pairwise(edges)), key=lambda middle: abs(middle - centre))
 
 

@@ -1,8 +1,8 @@
 """The oracle: the same training on one process, in plain PyTorch.
 
 A distributed run is right if it ends with the weights that these files end with. So they share nothing with what they
-judge: no programs, ops, segments or cuts in autograd, only modules as a textbook has them and the update rules written as loops.
-Strategies that are not synchronous SGD are held to their own rule.
+judge: no programs, ops, segments or cuts in autograd, only modules as a textbook has them and the update rules
+written as loops. Strategies that are not synchronous SGD are held to their own rule.
 """
 
 from pdlab.reference.half import half_precision_step

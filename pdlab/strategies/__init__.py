@@ -1,5 +1,6 @@
-"""The strategies, one file per family: each a generator that reads like the training loop, and the passes that lower it."""
+"""The strategies, one file per family: each a generator that reads like the training loop, and the passes that lower
+it."""
 
-from pdlab.strategies.catalog import Plan, Strategy, build, get, names
+from pdlab.strategies.catalog import STRATEGIES, Plan, Strategy, build, get, lower_schedule, names
 
-__all__ = ["Plan", "Strategy", "build", "get", "names"]
+__all__ = ["STRATEGIES", "Plan", "Strategy", "build", "get", "lower_schedule", "names"]

@@ -19,9 +19,9 @@ from pdlab.strategies.pipeline import gpipe, one_f_one_b, zb_h1
 class Plan:
     """What a student chooses: degrees, microbatches, samples, and details of the passes.
 
-    `batch` counts the samples of a step over all ranks; None is one for each microbatch of each data shard. `buckets` is how
-    many pieces the gradients are summed in, `prefetch` how many gathers of ZeRO-3 run ahead, `optimizer_bytes` the optimizer
-    state per weight.
+    `batch` counts the samples of a step over all ranks; None is one for each microbatch of each data shard. `buckets`
+    is how many pieces the gradients are summed in, `prefetch` how many gathers of ZeRO-3 run ahead, `optimizer_bytes`
+    the optimizer state per weight.
     """
 
     pp: int = 1
@@ -86,7 +86,7 @@ def _shard(program: Program, plan: Plan) -> Program:
 
 STRATEGIES = (
     Strategy("single", "one process; gradients add up over the microbatches", None, _whole_model),
-    Strategy("ddp_naive", "data parallel; each gradient summed after the backward", Axis.DP, _whole_model, bucketed=False),
+    Strategy("ddp_naive", "data parallel; gradients summed after the backward", Axis.DP, _whole_model, bucketed=False),
     Strategy("ddp", "data parallel; buckets of gradients summed under the backward", Axis.DP, _whole_model),
     Strategy("zero3", "data parallel; weights, gradients and state sharded, weights gathered ahead of use", Axis.DP,
              _whole_model, (_shard,)),

@@ -12,8 +12,8 @@ from pdlab.ops import STEP, B, F, I, Op, W
 def gpipe(stage: int, num_stages: int, num_microbatches: int) -> Iterator[Op]:
     """All forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965).
 
-        rank 0  |F0|F1|F2|F3|        ·        |B0 |B1 |B2 |B3 |
-        rank 1     |F0|F1|F2|F3|          |B0 |B1 |B2 |B3 |
+    rank 0  |F0|F1|F2|F3|        ·        |B0 |B1 |B2 |B3 |
+    rank 1     |F0|F1|F2|F3|          |B0 |B1 |B2 |B3 |
     """
     for i in range(num_microbatches):
         yield F(stage, i)

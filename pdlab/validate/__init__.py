@@ -1,7 +1,7 @@
 """What must hold before a program runs: here a mistake ends in a sentence, on real processes it would end in a hang.
 
-Each file is one rule. What may wait for what is not among them: `pdlab.depend` and `pdlab.order` say that for everybody, and
-they find what is read too early, written twice, used after its end, without a partner, or waiting in a circle.
+Each file is one rule. What waits for what is not among them: `pdlab.depend` and `pdlab.order` say that for everybody,
+and they find what is read too early, written twice, used after its end, without a partner, or waiting in a circle.
 """
 
 from pdlab.depend import ProgramError, build

@@ -1,4 +1,4 @@
-"""Every microbatch's gradient exactly once at every step: the program is run on sets of microbatches instead of numbers.
+"""Every microbatch's gradient exactly once at every step: the program is run on sets of samples instead of numbers.
 
 A value stands for the samples that it was made of. A pass hands them on, a sum joins them, and what is summed must not
 overlap, or it would count twice. At a step the set must be full. Who loses or doubles a microbatch still trains, and
@@ -10,7 +10,7 @@ from typing import assert_never
 
 from pdlab.depend import Graph, ProgramError
 from pdlab.mesh import DATA_AXES, LOCAL
-from pdlab.ops import COLLECTIVE_KINDS, Kind, Op, Value, payload
+from pdlab.ops import COLLECTIVE_KINDS, P2P_KINDS, Kind, Op, Value, payload
 from pdlab.program import Role, Sized, Type
 from pdlab.validate.layouts import fault, types_of
 from pdlab.validate.needs import Needs
@@ -36,10 +36,10 @@ def check_coverage(graph: Graph, events: list[int], needs: Needs) -> None:
     for event in events:
         rows = graph.members[event]
         kind = graph.ops[rows[0]].kind
-        if kind in COLLECTIVE_KINDS:
-            sets.collective(rows)
-        elif kind is Kind.SEND or kind is Kind.RECV:
+        if kind in P2P_KINDS:
             sets.message(*rows)
+        elif kind in COLLECTIVE_KINDS:
+            sets.collective(rows)
         else:
             sets.alone(rows[0])
 
@@ -183,7 +183,7 @@ class _Sets:
                 self.held[rank][written] = joined if joined == UNKNOWN else joined & visible
 
     def _gradients(self, rows: tuple[int, ...], i: int) -> int:
-        """Along a data axis the members add what they have of different samples, along others parts of the same samples."""
+        """Along a data axis the members add different samples, along the others parts of the same samples."""
         op, given = self.graph.ops[rows[0]], [self._given(row)[i] for row in rows]
         if UNKNOWN in given:
             return UNKNOWN
@@ -195,8 +195,9 @@ class _Sets:
         for row, found in zip(rows, given, strict=True):
             if found != given[0]:
                 value, say = payload(op.inputs)[i], self.samples.say
-                text = f"joins {value!r}, made of {say(given[0])}, with what {self.graph.describe(row)} made of {say(found)}"
-                raise fault(self.graph, rows[0], f"{text}; all members must have seen the same microbatches by then")
+                text = f"joins {value!r}, made of {say(given[0])}, with that of {self.graph.describe(row)}"
+                text += f", made of {say(found)}; all members must have seen the same microbatches by then"
+                raise fault(self.graph, rows[0], text)
         return given[0]
 
     def _rows(self, rows: tuple[int, ...], i: int) -> int:

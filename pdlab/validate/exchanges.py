@@ -60,9 +60,7 @@ def _check_message(graph: Graph, first: int, second: int) -> None:
     value = graph.ops[send].inputs[0]
     given, taken = types_of(graph, send)[value], types_of(graph, recv)[value]
     if given.role in (Role.SAVED, Role.PENDING, Role.TOKEN):
-        raise fault(
-            graph, send, f"sends {value!r}, a {given.role.value}; it lives on one rank only: send what it is made of"
-        )
+        raise fault(graph, send, f"sends {value!r}, which is {given.role.value} and stays on its rank; do not send it")
     if given != taken:
         text = f"sends {value!r} as {_say(given)} to {graph.describe(recv)}, which takes {_say(taken)}"
         raise _joint(graph, (send, recv), f"{text}; both sides must give it one type")
@@ -118,12 +116,10 @@ def _check_turn(graph: Graph, row: int, i: int, before: Type, after: Type) -> No
     value, result = payload(op.inputs)[i], payload(op.writes)[i]
     if mesh.degree(op.axis) > 1:
         if _spread(before, op.axis) not in takes:
-            text = (
-                f"takes {value!r}, which is {before.layout}, but over {op.axis.value} it takes what is {_names(takes)}"
-            )
+            text = f"takes {value!r}, which is {before.layout}, and over {op.axis.value} it takes {_names(takes)}"
             raise fault(graph, row, f"{text}; {_hint(before, op)}")
         if _spread(after, op.axis) not in makes:
-            text = f"writes {result!r} as {after.layout}, but over {op.axis.value} it makes what is {_names(makes)}"
+            text = f"writes {result!r} as {after.layout}, and over {op.axis.value} it makes {_names(makes)}"
             raise fault(graph, row, f"{text}; correct its type")
     if after.role is not before.role or (before.role not in ROW_ROLES and after.of != before.of):
         raise fault(graph, row, f"makes {result!r} ({_say(after)}) of {value!r} ({_say(before)}); correct its type")
@@ -176,6 +172,5 @@ def _check_exchange(graph: Graph, row: int, given: list[Type], made: list[Type],
     fits = exchange is not None and exchange.given.met_by(given[0]) and exchange.made.met_by(made[0])
     if exchange is None or not fits or tuple(t.of for t in given[1:]) != exchange.splits:
         said = f"turns {_say(given[0])} into {_say(made[0])}" + "".join(f", split by {t.of}" for t in given[1:])
-        raise fault(
-            graph, row, f"{said}; the model has no such exchange over {op.axis.value}: remove it, or correct the types"
-        )
+        text = f"{said}; the model has no such exchange over {op.axis.value}"
+        raise fault(graph, row, f"{text}: remove it, or correct the types")

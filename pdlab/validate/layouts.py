@@ -1,7 +1,7 @@
-"""Every op gets what it takes and says what it makes: role, name in the model, and layout, which is where the silent bugs live.
+"""Every op gets what it takes and says what it makes: role, name in the model, and layout, where the silent bugs live.
 
-A partial gradient in a step, a shard of the weights in a forward, a sum taken twice: each has the right number of bytes, and
-trains, and is wrong. Collectives and messages are in `exchanges`.
+A partial gradient in a step, a shard of the weights in a forward, a sum taken twice: each has the right number of
+bytes, and trains, and is wrong. Collectives and messages are in `exchanges`.
 """
 
 from typing import assert_never
@@ -20,7 +20,7 @@ def check_layouts(graph: Graph, needs: Needs) -> None:
             case Kind.FORWARD | Kind.BACKWARD | Kind.BACKWARD_INPUT | Kind.BACKWARD_WEIGHT:
                 _check_pass(graph, row, needs)
             case Kind.STEP:
-                _check_step(graph, row)
+                _check_step(graph, row, needs)
             case Kind.ADD:
                 _check_add(graph, row)
             case Kind.FINITE:
@@ -44,39 +44,47 @@ def types_of(graph: Graph, row: int) -> dict[Value, Type]:
 
 
 def _check_pass(graph: Graph, row: int, needs: Needs) -> None:
-    op, types = graph.ops[row], types_of(graph, row)
-    segment = needs.segment(op)
-    if segment is None:
-        raise fault(
-            graph, row, "names no segment of the program's stages; lower the schedule first (pdlab.passes.lower)"
-        )
-    if not 0 <= op.microbatch < graph.program.num_microbatches:
-        raise fault(graph, row, f"names a microbatch that is none of the {graph.program.num_microbatches}")
+    op, types, program = graph.ops[row], types_of(graph, row), graph.program
+    if needs.segment(op) is None:
+        raise fault(graph, row, "names no segment of the program's stages; lower the schedule first (passes.lower)")
+    if not 0 <= op.microbatch < program.num_microbatches:
+        raise fault(graph, row, f"names a microbatch that is none of the {program.num_microbatches}")
     given, written = payload(op.inputs), payload(op.writes)
     pattern = needs.of(op, len(given))
     if pattern is None or len(written) != len(pattern[1]):
-        reads, writes = needs.patterns(op.kind, segment)[0]
-        text = f"reads {len(given)} values and writes {len(written)}; on segment {segment.name} it reads {len(reads)}"
-        raise fault(
-            graph, row, f"{text} (and gradients so far) and writes {len(writes)}, in the order of pdlab.signature"
-        )
-    for value, need in zip(given, pattern[0], strict=True):
-        if not need.met_by(types[value]):
-            raise _misfit(graph, row, value, need)
-    for value, need in zip(written, pattern[1], strict=True):
-        if not need.met_by(types[value]):
-            t = types[value]
-            text = (
-                f"writes {value!r} as {_say(t.role, t.of, t.layout)}, but it makes {_say(*need[:3])}; correct its type"
-            )
-            raise fault(graph, row, text)
+        raise _miscounted(graph, row, needs)
+    num_rows = program.rows[program.mesh.data_shard(graph.rank_of[row])][op.microbatch]
+    for value, need in zip((*given, *written), (*pattern[0], *pattern[1]), strict=True):
+        t = types[value]
+        if not need.met_by(t):
+            raise _miswritten(graph, row, value, need) if value in written else _misgiven(graph, row, value, need)
+        size = need.size(num_rows, op.microbatch)
+        if t.size != size and size is not None:
+            text = f"handles {value!r}, typed with {t.size} bytes; {num_rows} rows of {need.of} have {size}"
+            raise fault(graph, row, f"{text}: correct its type")
 
 
-def _misfit(graph: Graph, row: int, value: Value, need: Need) -> ProgramError:
+def _miscounted(graph: Graph, row: int, needs: Needs) -> ProgramError:
+    op, segment = graph.ops[row], needs.segment(graph.ops[row])
+    assert segment is not None
+    reads, writes = needs.patterns(op.kind, segment)[0]
+    text = f"reads {len(payload(op.inputs))} values and writes {len(payload(op.writes))}; on segment {segment.name}"
+    text += f" it reads {len(reads)} (beside gradients so far) and writes {len(writes)}, as pdlab.signature says"
+    return fault(graph, row, text)
+
+
+def _miswritten(graph: Graph, row: int, value: Value, need: Need) -> ProgramError:
+    t = types_of(graph, row)[value]
+    made, typed = _say(need.role, need.of, need.layout), _say(t.role, t.of, t.layout)
+    return fault(graph, row, f"makes {made} and writes it as {value!r}, typed {typed}; correct its type, or the order")
+
+
+def _misgiven(graph: Graph, row: int, value: Value, need: Need) -> ProgramError:
     t = types_of(graph, row)[value]
     if t.role is not need.role or t.of != need.of:
-        text = f"is given {value!r} ({t.role.value} of {t.of or 'nothing'}) where it takes the {need.role.value} of {need.of}"
-        return fault(graph, row, f"{text}; operands follow the order of pdlab.signature")
+        text = f"is given {value!r} ({t.role.value} of {t.of or 'nothing'})"
+        text += f" where it takes the {need.role.value} of {need.of}; operands follow the order of pdlab.signature"
+        return fault(graph, row, text)
     text = f"is given {value!r}, which is {t.layout}, and takes it {need.layout}"
     return fault(graph, row, f"{text}: {_remedy(t.layout, need.layout)}")
 
@@ -94,10 +102,15 @@ def _say(role: Role, of: str, layout: Layout) -> str:
     return f"{role.value} of {of or 'nothing'}, {layout}"
 
 
-def _check_step(graph: Graph, row: int) -> None:
+def _check_step(graph: Graph, row: int, needs: Needs) -> None:
     op, types = graph.ops[row], types_of(graph, row)
     weight, gradient, *rest = payload(op.inputs)
     w, g = types[weight], types[gradient]
+    segment = needs.segment(op)
+    if segment is None or w.of not in {group.name for group in segment.groups}:
+        raise fault(
+            graph, row, f"steps on {weight!r}, which segment {op.segment} of stage {op.stage} has not; correct it"
+        )
     if w.role is not Role.WEIGHT or g.role is not Role.GRADIENT or w.of != g.of:
         given = f"{weight!r} ({w.role.value} of {w.of}) and {gradient!r} ({g.role.value} of {g.of})"
         raise fault(graph, row, f"is given {given}; it takes weights, then the gradient of the same weights")
@@ -108,7 +121,7 @@ def _check_step(graph: Graph, row: int) -> None:
     if others or len(states) > 1 or any((types[v].of, types[v].layout) != (w.of, w.layout) for v in states):
         wrong = (others or states)[-1]
         raise fault(
-            graph, row, f"is given {wrong!r}; beside weights and gradient it takes their optimizer state and a scale"
+            graph, row, f"is given {wrong!r}; after weights and gradient come their optimizer state and a scale"
         )
     makes, writes = [w, *(types[v] for v in states)], [types[v] for v in payload(op.writes)]
     if writes != makes or g.size != w.size:
@@ -122,8 +135,8 @@ def _unlike(gradient: Value, given: Layout, weight: Layout) -> str:
             remedy = f"sum it first (ALL_REDUCE over {axis.value}), or the step uses only this rank's share"
             return f"takes gradient {gradient!r}, which is partial over {axis.value}: {remedy}"
         if weight.at(axis) != PARTIAL:
-            remedy = f"sum and scatter it first (REDUCE_SCATTER over {axis.value})"
-            return f"takes gradient {gradient!r}, which is partial over {axis.value}, for weights that are {weight}: {remedy}"
+            text = f"takes gradient {gradient!r}, which is partial over {axis.value}, for weights that are {weight}"
+            return f"{text}: sum and scatter it first (REDUCE_SCATTER over {axis.value})"
     return f"takes gradient {gradient!r}, which is {given}, for weights that are {weight}; both must be laid out alike"
 
 
@@ -138,7 +151,7 @@ def _check_add(graph: Graph, row: int) -> None:
 
 
 def _check_finite(graph: Graph, row: int) -> None:
-    """A sum may overflow where its parts do not, so the parts prove nothing; and one rank's flag is not yet all ranks'."""
+    """A sum may overflow where its parts do not, so the parts prove nothing; and one rank's flag is not all ranks'."""
     op, types = graph.ops[row], types_of(graph, row)
     for value in payload(op.inputs):
         for axis in types[value].layout.partial_axes():
@@ -148,15 +161,13 @@ def _check_finite(graph: Graph, row: int) -> None:
         layout = layout.put(axis, PARTIAL)
     for value in op.writes:
         if (types[value].role, types[value].layout) != (Role.FLAG, layout):
-            raise fault(
-                graph, row, f"writes {value!r}, which must be a flag, {layout}: each rank knows only its own part"
-            )
+            raise fault(graph, row, f"writes {value!r}, which must be a flag, {layout}: a rank knows its own part only")
 
 
 def _check_guard(graph: Graph, row: int, guard: Value) -> None:
     t = types_of(graph, row)[guard]
     if t.role is not Role.FLAG:
-        raise fault(graph, row, f"is guarded by {guard!r}, a {t.role.value}; a guard is a flag (FINITE writes one)")
+        raise fault(graph, row, f"is guarded by {guard!r}, no flag but {t.role.value}; name what a FINITE has written")
     if t.layout != REPLICATED:
         text = f"is guarded by {guard!r}, which is {t.layout}: ranks may decide differently"
         raise fault(graph, row, f"{text}; and it over every axis first (ALL_REDUCE)")

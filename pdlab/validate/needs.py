@@ -4,21 +4,22 @@ The order of the operands is that of `pdlab.signature`; nothing here knows it by
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import NamedTuple
 
 from pdlab.mesh import DATA_AXES, LOCAL, PARTIAL, REPLICATED, Axis, Layout, Mesh, Spread
-from pdlab.models.spec import Exchange, Group, Model, Segment, Tensor
+from pdlab.models.spec import Exchange, Group, Kept, Model, Segment, Tensor
 from pdlab.ops import Kind, Op, Value
-from pdlab.program import Program, Role, Type
+from pdlab.program import Program, Role, Size, Sized, Type
 from pdlab.signature import Operands
 
 
 class Need(NamedTuple):
-    """The type that an operand must have, apart from its size.
+    """The type that an operand must have.
 
-    Weights and their gradients need their layout on every axis. Of activations every rank has its own rows, so along the
-    data axes only a partial or flat one is wrong. `own_rows`: the rows are samples of this rank's own data shard.
+    Weights and their gradients need their layout on every axis. Of activations every rank has its own rows, so along
+    the data axes only a partial or flat one is wrong. `own_rows`: the rows are samples of this rank's own data shard.
+    `kept` gives the size, by the rows that `rows` counts; what stays on its rank (None) may have any.
     """
 
     role: Role
@@ -26,9 +27,18 @@ class Need(NamedTuple):
     layout: Layout = REPLICATED
     exact: bool = False
     own_rows: bool = True
+    kept: Kept | None = None
+    rows: str | None = None
 
     def met_by(self, t: Type) -> bool:
         return t.role is self.role and t.of == self.of and (t.layout == self.layout or self.allows(t.layout))
+
+    def size(self, num_rows: int, microbatch: int) -> Size | None:
+        if self.kept is None:
+            return None
+        if self.rows is not None:
+            return Sized(f"{self.rows}:{microbatch}", *astuple(self.kept))
+        return self.kept.per_row * num_rows + self.kept.fixed
 
     def allows(self, layout: Layout) -> bool:
         if self.exact:
@@ -58,7 +68,7 @@ class Needs:
         return self.program.model.segments[stages[op.stage][op.segment]]
 
     def of(self, op: Op, num_given: int) -> Pattern | None:
-        """The pattern of a pass with so many inputs, with or without gradients so far; None if neither has that many."""
+        """The pattern of a pass with so many inputs, with or without gradients so far, or None."""
         key = (op.kind, op.stage, op.segment, num_given)
         if key not in self.known:
             segment = self.segment(op)
@@ -89,7 +99,7 @@ def _pattern(program: Program, kind: Kind, segment: Segment, so_far: bool) -> Pa
     gradients = [weight_gradient(group, program.mesh) for group in segment.groups]
     found = Operands(
         inputs=these("input", _each(_tensor, model, segment.inputs if forward else segment.kept_inputs)),
-        weights=these("weight", (Need(Role.WEIGHT, g.name, g.layout, exact=True) for g in segment.groups)),
+        weights=these("weight", (_weight(g) for g in segment.groups)),
         carried=these("carried", () if forward else (saved,) if to_input else (pending,)),
         output_gradients=these("dy", _each(_gradient, model, segment.graded_outputs if to_input else ())),
         so_far=these("so far", gradients if so_far else ()),
@@ -111,7 +121,11 @@ def weight_gradient(group: Group, mesh: Mesh) -> Need:
     for axis in DATA_AXES:
         if mesh.degree(axis) > 1 and group.layout.at(axis) != LOCAL:
             layout = layout.put(axis, PARTIAL)
-    return Need(Role.GRADIENT, group.name, layout, exact=True)
+    return _weight(group)._replace(role=Role.GRADIENT, layout=layout)
+
+
+def _weight(group: Group) -> Need:
+    return Need(Role.WEIGHT, group.name, group.layout, exact=True, kept=Kept(fixed=group.bytes))
 
 
 def _tensor(model: Model, t: Tensor) -> Need:
@@ -121,12 +135,13 @@ def _tensor(model: Model, t: Tensor) -> Need:
         role = Role.LOSS
     else:
         role = Role.ACTIVATION if t.grad is not None or t.per_row else Role.FACT
-    return Need(role, stands_for(model)[t.name], t.layout, own_rows=_has_own_rows(model, t))
+    need = Need(role, stands_for(model)[t.name], t.layout, own_rows=_has_own_rows(model, t), rows=t.rows)
+    return need._replace(kept=Kept(per_row=t.row_bytes) if t.per_row else Kept(fixed=t.row_bytes))
 
 
 def _gradient(model: Model, t: Tensor) -> Need:
     of = stands_for(model, backward=True)[t.name]
-    return Need(Role.ACTIVATION_GRADIENT, of, t.grad or REPLICATED, own_rows=_has_own_rows(model, t))
+    return _tensor(model, t)._replace(role=Role.ACTIVATION_GRADIENT, of=of, layout=t.grad or REPLICATED)
 
 
 def _has_own_rows(model: Model, t: Tensor) -> bool:

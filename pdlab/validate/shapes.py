@@ -3,51 +3,72 @@
 The other rules rely on it, so it comes first. How many operands a pass has depends on its segment and is for `layouts`.
 """
 
+from math import inf
+
 from pdlab.depend import ProgramError
-from pdlab.ops import COLLECTIVE_KINDS, Kind, Op, payload
+from pdlab.ops import COLLECTIVE_KINDS, P2P_KINDS, PASS_KINDS, TOKEN, Kind, Op, Value, payload
 from pdlab.program import Program
 
-NUM_OPERANDS = {Kind.SEND: (1, 1, 0), Kind.RECV: (0, 0, 1), Kind.ADD: (2, 2, 1), Kind.STEP: (2, 4, 0)}
-"""The least and the most inputs without tokens, and how many writes (0: as many as there are)."""
+NUM_OPERANDS = {
+    Kind.SEND: ((1, 1), (0, 0)),
+    Kind.RECV: ((0, 0), (1, 1)),
+    Kind.ALL_REDUCE: ((1, inf), (1, inf)),
+    Kind.ALL_GATHER: ((1, 1), (1, 1)),
+    Kind.REDUCE_SCATTER: ((1, 1), (1, 1)),
+    Kind.ALL_TO_ALL: ((1, 3), (1, 1)),
+    Kind.STEP: ((2, 4), (1, 2)),
+    Kind.ADD: ((2, 2), (1, 1)),
+    Kind.FINITE: ((1, inf), (1, 1)),
+    Kind.FREE: ((1, inf), (0, 0)),
+}
+"""The least and the most values, tokens apart, that an op reads and writes."""
 
 
 def check_shapes(program: Program) -> None:
     for rank, of_rank in enumerate(program.ranks):
         for position, op in enumerate(of_rank.ops):
-            wrong = _wrong(program, rank, op)
+            values = payload(op.inputs), payload(op.writes)
+            wrong = _wrong_names(op, *values) or _wrong_numbers(op, *map(len, values))
+            wrong = wrong or _wrong_partner(program, rank, op)
             if wrong:
                 raise ProgramError(f"rank {rank}, op {position} ({op}) {wrong}", ((rank, position),))
 
 
-def _wrong(program: Program, rank: int, op: Op) -> str | None:
-    if not op.consumes <= set(op.operands):
-        extra = sorted(op.consumes - set(op.operands))
+def _wrong_names(op: Op, given: tuple[Value, ...], written: tuple[Value, ...]) -> str | None:
+    if not op.consumes.issubset(op.operands):
+        extra = sorted(op.consumes.difference(op.operands))
         return f"consumes {extra[0]!r}, which it does not read; name it among the inputs or leave it alone"
-    if op.kind in COLLECTIVE_KINDS:
-        return _wrong_collective(op)
-    if op.kind in NUM_OPERANDS:
-        least, most, num_writes = NUM_OPERANDS[op.kind]
-        given, written = len(payload(op.inputs)), len(payload(op.writes))
-        if not least <= given <= most or (num_writes and written != num_writes):
-            takes = f"{least} to {most}" if least < most else f"{least}"
-            return (
-                f"has {given} inputs and {written} outputs; it takes {takes} inputs and {num_writes or 'some'} outputs"
-            )
-    if op.kind in (Kind.SEND, Kind.RECV) and (op.peer == rank or not 0 <= op.peer < program.mesh.size):
-        return f"names rank {op.peer} as its peer; name another of the ranks 0 to {program.mesh.size - 1}"
+    every = (*op.operands, *op.writes)
+    if len(set(every)) < len(every):
+        twice = next(value for value in every if every.count(value) > 1)
+        return f"names {twice!r} twice; an op names each value once, and what it changes gets a new name"
+    if op.inputs[: len(given)] != given or op.writes[: len(written)] != written:
+        return f"has a value after a token; put what begins with {TOKEN!r} last"
     return None
 
 
-def _wrong_collective(op: Op) -> str | None:
-    given, written = len(payload(op.inputs)), len(payload(op.writes))
-    if op.axis is None:
+def _wrong_numbers(op: Op, given: int, written: int) -> str | None:
+    if op.kind in PASS_KINDS:
+        return None
+    (least, most), (least_written, most_written) = NUM_OPERANDS[op.kind]
+    if op.kind is Kind.ALL_REDUCE and given != written:
+        return f"reads {given} values and writes {written}; it writes one sum for each value"
+    if least <= given <= most and least_written <= written <= most_written:
+        return None
+    takes = f"it reads {_between(least, most)} and writes {_between(least_written, most_written)}"
+    return f"reads {given} values and writes {written}; {takes}"
+
+
+def _between(least: float, most: float) -> str:
+    return f"{least}" if least == most else f"at least {least}" if most == inf else f"{least} to {most}"
+
+
+def _wrong_partner(program: Program, rank: int, op: Op) -> str | None:
+    last = program.mesh.size - 1
+    if op.kind in P2P_KINDS and (op.peer == rank or not 0 <= op.peer <= last):
+        return f"names rank {op.peer} as its peer; name another of the ranks 0 to {last}"
+    if op.kind in COLLECTIVE_KINDS and op.axis is None:
         return "names no mesh axis; a collective joins the ranks of one axis"
-    if op.kind is Kind.ALL_REDUCE:
-        return None if given == written > 0 else f"has {given} inputs and {written} outputs; each input has its sum"
-    allowed = (1, 3) if op.kind is Kind.ALL_TO_ALL else (1,)
-    if given not in allowed or written != 1:
-        takes = " or ".join(map(str, allowed))
-        return f"has {given} inputs and {written} outputs; it takes {takes} inputs and 1 output"
     return None
 
 

@@ -1,0 +1,83 @@
+"""How well the lab predicts and how fast it simulates, on this machine: errors and ratios, each from one run.
+
+.venv/bin/python benchmarks/run.py [prediction] [simulator]
+"""
+
+import platform
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import TypeVar
+
+import psutil
+import torch
+
+from pdlab import models
+from pdlab.compare import compare
+from pdlab.costs import Uniform
+from pdlab.launch import Ranks
+from pdlab.simulate import run_plan, start_plan
+from pdlab.strategies import STRATEGIES, Plan, build, get
+
+RANKS, MICROBATCHES, BATCH = 4, 8, 32
+T = TypeVar("T")
+
+
+def machine() -> str:
+    memory = psutil.virtual_memory().total / 2**30
+    return (
+        f"{psutil.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}, torch {torch.__version__}"
+    )
+
+
+def prediction() -> None:
+    """Paced runs against their simulation: step time, bytes, memory."""
+    print(f"prediction: {RANKS} gloo ranks, {MICROBATCHES} microbatches, paced, median of 5 steps")
+    print(f"  {'strategy':<10} {'time error':>10} {'bytes':>9} {'peak bytes':>10} {'gradients':>9}")
+    errors = []
+    with Ranks(RANKS) as pool:
+        for strategy in STRATEGIES:
+            plan = strategy.on(RANKS, Plan(microbatches=MICROBATCHES, batch=BATCH))
+            found = compare(strategy, plan, pool)
+            row = found.summary()
+            same = "equal" if found.predicted.moved == found.measured.moved else "DIFFER"
+            peak = 100 * (float(str(row["peak_bytes_simulated"])) / float(str(row["peak_bytes_measured"])) - 1)
+            errors.append(abs(found.error_pct))
+            numbers = f"{found.error_pct:>+9.2f}% {same:>9} {peak:>+9.2f}% {found.grad_max_rel_error:>9.1e}"
+            print(f"  {strategy.name:<10} {numbers}", flush=True)
+    print(f"  median |time error| {median(errors):.2f} % (aim 3), largest {max(errors):.2f} % (aim 8)")
+
+
+def simulator() -> None:
+    """Ops per second of the simulation loop, and the time to build the program."""
+    p, m = 32, 256
+    strategy = get("1f1b")
+    plan, model = strategy.on(p, Plan(microbatches=m)), models.nominal(p)
+    built, program = _timed(lambda: build(strategy, plan, model), 3)
+    started, work = _timed(lambda: start_plan(program, Uniform()), 3)
+    ran, _ = _timed(lambda: run_plan(work), 9)
+    print(f"simulator: 1f1b, p {p}, m {m}: {program.num_ops} ops")
+    print(f"  {program.num_ops / ran:,.0f} ops per second (aim 500,000)")
+    print(f"  build {built:.2f} s (aim 2), compile {started:.2f} s")
+
+
+def _timed(work: Callable[[], T], times: int) -> tuple[float, T]:
+    """The median time of a piece of work, and its result."""
+    seconds = []
+    for _ in range(times):
+        began = time.perf_counter()
+        result = work()
+        seconds.append(time.perf_counter() - began)
+    return median(seconds), result
+
+
+def main() -> None:
+    chosen = sys.argv[1:] or ["simulator", "prediction"]
+    print(machine())
+    for name in chosen:
+        {"prediction": prediction, "simulator": simulator}[name]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Small programs of every strategy, which the tests share: `build("1f1b", ranks=4, microbatches=8)`."""
+
+from dataclasses import replace
+
+from pdlab import models, strategies
+from pdlab.models import Model
+from pdlab.ops import Op
+from pdlab.passes import assign_streams, consume_last_uses, cut, guard_steps, insert_messages, lower
+from pdlab.passes.streams import Channels
+from pdlab.program import Program, RankProgram
+from pdlab.strategies import Plan
+from pdlab.strategies.data_parallel import single
+from pdlab.strategies.pipedream import pipedream
+
+NAMES = (*strategies.names(), "moe")
+
+
+def build(
+    name: str,
+    *,
+    ranks: int = 2,
+    microbatches: int = 3,
+    model: Model | None = None,
+    channels: Channels = Channels.PER_DIRECTION,
+    **choices: int,
+) -> Program:
+    """A strategy on `ranks` ranks of its own axis, ready to run; `choices` are further entries of its plan."""
+    plan = Plan(microbatches=microbatches, **choices)
+    if name == "moe":
+        plan = replace(plan, ep=ranks)
+        model = model or models.experts(width=4, ep=ranks, itemsize=8)
+    else:
+        plan = strategies.get(name).on(ranks, plan)
+    if plan.batch is None:
+        plan = replace(plan, batch=plan.dp * plan.ep * microbatches + 1)
+    model = model or small_model(plan.tp)
+    strategy = strategies.get("ddp" if name == "moe" else name)
+    return assign_streams(strategies.build(strategy, plan, model), channels)
+
+
+def small_model(tp: int = 1) -> Model:
+    """Split over a tensor group a transformer, else an MLP of four layers."""
+    if tp > 1:
+        return models.transformer(width=8, depth=1, heads=4, itemsize=8, tp=tp)
+    return models.mlp(depth=4, width=8, itemsize=8)
+
+
+def finished(program: Program) -> Program:
+    return assign_streams(consume_last_uses(program))
+
+
+def from_rows(rows: list[list[Op]], model: Model | None = None, **choices: int) -> Program:
+    """The program of a schedule that somebody wrote, one row per pipeline rank."""
+    microbatches = 1 + max(op.microbatch for row in rows for op in row)
+    plan = Plan(pp=len(rows), microbatches=microbatches, **choices)
+    return strategies.lower_schedule("typed", rows, plan, model or small_model())
+
+
+def with_op(program: Program, rank: int, position: int, *ops: Op) -> Program:
+    """The program with one op of one rank replaced by others, or dropped."""
+    old = program.ranks[rank].ops
+    return with_rank(program, rank, ops=(*old[:position], *ops, *old[position + 1 :]))
+
+
+def with_rank(program: Program, rank: int, **changes: object) -> Program:
+    ranks: list[RankProgram] = list(program.ranks)
+    ranks[rank] = replace(ranks[rank], **changes)  # type: ignore[arg-type]
+    return program.with_ranks(ranks)
+
+
+def find(program: Program, rank: int, shorthand: str) -> int:
+    """The position of the first op of a rank that prints so: `1.0F2`, or the beginning of a longer one."""
+    return next(i for i, op in enumerate(program.ranks[rank].ops) if str(op).startswith(shorthand))
+
+
+def endless(stashing: bool, after: int | None = None) -> list[Program]:
+    """PipeDream on 3 ranks over 6 minibatches, whole or cut in two."""
+    rows = [list(pipedream(stage, 3, 6, stashing=stashing)) for stage in range(3)]
+    plan = Plan(pp=3, microbatches=6)
+    whole = lower("pipedream", rows, small_model(), plan.mesh, plan.rows, num_stages=3)
+    parts = [whole] if after is None else cut(whole, after)
+    return [finished(insert_messages(part)) for part in parts]
+
+
+def half_precision(**degrees: int) -> Program:
+    """Steps that a flag guards, with optimizer state."""
+    plan = Plan(microbatches=2, optimizer_bytes=4, **degrees)
+    model = models.mlp(depth=4, width=8, itemsize=2)
+    strategy = strategies.get("1f1b" if plan.pp > 1 else "ddp")
+    return finished(guard_steps(strategies.build(strategy, plan, model)))
+
+
+def everything() -> dict[str, Program]:
+    """Programs of every kind, hybrids, cuts and guards included."""
+    found = {f"{name} on {ranks}": build(name, ranks=ranks) for name in NAMES for ranks in (2, 4)}
+    found |= {f"1f1b with {m}": build("1f1b", ranks=4, microbatches=m) for m in (1, 2, 5)}
+    found["1f1b, dp and tp"] = build("1f1b", tp=2, dp=2)
+    found["zero3 and tp"] = build("zero3", tp=2)
+    found["experts and dp"] = build("moe", dp=2)
+    for stashing in (True, False):
+        found[f"pipedream {stashing}"] = endless(stashing)[0]
+        for after in (0, 3):
+            first, second = endless(stashing, after)
+            found |= {f"pipedream {stashing} to {after}": first, f"pipedream {stashing} from {after}": second}
+    found["half precision"] = half_precision(dp=2)
+    found["half precision in a pipeline"] = half_precision(pp=2, dp=2)
+    found["nominal"] = build("zb_h1", model=models.nominal(4, M_B=1.5, M_W=0.5))
+    found["one rank, no stream"] = single_lowered()
+    return found
+
+
+def single_lowered() -> Program:
+    plan = Plan(microbatches=2)
+    return consume_last_uses(lower("single", [list(single(2))], small_model(), plan.mesh, plan.rows, num_stages=1))

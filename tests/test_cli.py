@@ -1,0 +1,155 @@
+"""The command line as a user meets it: what it prints, and one line with exit code 2 for whatever is wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdlab.cli import main
+
+LISTED = ("single", "ddp_naive", "ddp", "zero3", "tensor", "gpipe", "1f1b", "zb_h1")
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def test_list_has_a_line_for_each_strategy_with_its_name_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tuple(line.split()[0] for line in said(capsys, "list").splitlines()) == LISTED
+
+
+@pytest.mark.parametrize("verb", ["list", "show", "simulate", "run", "compare", "picture"])
+def test_every_subcommand_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"])
+    assert ended.value.code == 0
+    assert f"example: pdlab {verb}" in capsys.readouterr().out
+
+
+def test_simulate_gives_the_closed_form_and_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("simulate", "1f1b", "--pp", "4", "--microbatches", "8", "--costs", "F=1,B=2", "--json")
+    found = json.loads(said(capsys, *words))
+    assert found["makespan"] == 3 * (8 + 4 - 1)
+    assert found["busy_per_rank"] == [24.0] * 4
+    assert found["bubble_fraction"] == pytest.approx(3 / 11)
+    assert found["peak_activations_per_rank"] == [4, 3, 2, 1]
+    assert set(found) == {
+        "makespan",
+        "largest_rank_span",
+        "busy_per_rank",
+        "bubble_fraction",
+        "peak_activations_per_rank",
+        "peak_bytes_per_rank",
+        "bytes_by_collective",
+        "num_ops",
+        "ops_per_second",
+        "build_s",
+    }
+
+
+def test_b_is_i_plus_w_where_it_is_not_given(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("simulate", "gpipe", "--pp", "2", "--microbatches", "3", "--json", "--costs")
+    assert json.loads(said(capsys, *words, "F=1,I=2,W=3"))["makespan"] == (3 + 1) * 6
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_every_strategy_shows_in_every_format_and_json_reads_back(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    axis = {"single": "--pp=1", "tensor": "--tp=4"}.get(
+        name, "--dp=4" if name[0] in "dz" and name != "zb_h1" else "--pp=4"
+    )
+    words = (name, axis, "--microbatches", "8")
+    assert "rank 0" in said(capsys, "show", *words)
+    numbers = json.loads(said(capsys, "simulate", *words, "--json"))
+    for form in ("json", "csv"):
+        file = tmp_path / f"program.{form}"
+        file.write_text(said(capsys, "show", *words, "--format", form))
+        if form == "csv" and not axis.startswith("--pp"):
+            continue
+        again = json.loads(said(capsys, "simulate", str(file), "--json"))
+        assert again["makespan"] == numbers["makespan"]
+
+
+def test_the_trace_is_chrome_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "trace.json"
+    said(capsys, "simulate", "1f1b", "--pp", "4", "--trace", str(file))
+    events = json.loads(file.read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X"}
+    assert {event["pid"] for event in events} == {0, 1, 2, 3}
+
+
+BAD = {
+    "unknown strategy": (["simulate", "1f2b"], "1f2b", "1f1b"),
+    "negative cost": (["simulate", "1f1b", "--costs", "F=-1"], "F=-1", "at least 0"),
+    "cost that is no number": (["simulate", "1f1b", "--costs", "F=fast"], "F=fast", "NAME=NUMBER"),
+    "cost that is not finite": (["simulate", "1f1b", "--costs", "F=inf"], "F=inf", "finite"),
+    "negative activation units": (["simulate", "1f1b", "--costs", "MB=-1"], "MB=-1", "at least 0"),
+    "unknown cost": (["simulate", "1f1b", "--costs", "G=1"], "'G'", "F, B, I, W"),
+    "no microbatches": (["simulate", "1f1b", "--microbatches", "0"], "0", "at least 1"),
+    "negative degree": (["simulate", "1f1b", "--pp", "-2"], "-2", "at least 1"),
+    "degree that is no number": (["simulate", "1f1b", "--pp", "two"], "two", "int"),
+    "virtual stages": (["simulate", "1f1b", "--virtual", "2"], "2", "leave it at 1"),
+    "pipeline of a whole model": (["simulate", "ddp", "--pp", "2"], "--pp 2", "1f1b"),
+    "more stages than segments": (["run", "1f1b", "--pp", "9"], "9 stages", "at most"),
+    "more stages than segments in compare": (["compare", "1f1b", "--ranks", "9"], "9 stages", "at most"),
+    "heads that do not divide": (["run", "tensor", "--tp", "3"], "tp 3", "divide"),
+    "no steps": (["run", "1f1b", "--pp", "2", "--steps", "0"], "--steps 0", "at least 1"),
+    "batch too small": (["run", "1f1b", "--pp", "2", "--batch", "3"], "3", "at least 8"),
+    "file that is not there": (["simulate", "nowhere.csv"], "nowhere.csv", "No such file"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words, given, remedy = BAD[what]
+    try:
+        code: object = main(words)
+    except SystemExit as ended:
+        code = ended.code
+    line = capsys.readouterr().err
+    assert code == 2
+    assert line.count("\n") == 1 and line.startswith("pdlab")
+    assert given in line and remedy in line
+
+
+@pytest.mark.parametrize("name", ["damaged.csv", "damaged.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"0F0,0X1\n", b"\xff\xfe\x00", b'{"mesh": 3}', b"[1, 2]"])
+def test_a_damaged_program_is_one_line(
+    name: str, content: bytes, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    assert main(["simulate", str(file)]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and name in line
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["compare", "single", "--mode", "local", "--out", str(tmp_path / "file" / "out")]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and str(tmp_path) in line
+
+
+def test_local_run_and_comparison(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = json.loads(said(capsys, "run", "zb_h1", "--pp", "4", "--mode", "local", "--json"))
+    assert found["grad_max_rel_error"] < 1e-9 and found["bytes_measured"] == found["bytes_simulated"]
+    out = said(capsys, "compare", "ddp", "1f1b", "--ranks", "2", "--mode", "local", "--out", str(tmp_path))
+    assert "ddp" in out and (tmp_path / "report.html").exists()
+    header = (tmp_path / "summary.csv").read_text().splitlines()[0]
+    assert header == (
+        "strategy,ranks,microbatches,mode,simulated_s,measured_s,error_pct,bubble_simulated,bubble_measured,"
+        "bytes_simulated,bytes_measured,peak_bytes_simulated,peak_bytes_measured,grad_max_rel_error"
+    )
+
+
+def test_listing_and_simulating_do_not_load_torch() -> None:
+    code = (
+        "import sys; from pdlab.cli import main; main(['simulate', '1f1b', '--pp', '2']); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip().endswith("False")

@@ -1,0 +1,290 @@
+"""Pictures build for every shape of program, nothing in them overlaps or is cut off, and they say what they must."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from pdlab import models, theme
+from pdlab.costs import Analytic, Costs, Uniform
+from pdlab.mesh import Mesh
+from pdlab.models import Model
+from pdlab.ops import STEP, B, F, I, Kind, Op, W
+from pdlab.passes import all_reduce_gradients, assign_streams, consume_last_uses, insert_messages, lower, shard_weights
+from pdlab.plots import compare, live_bytes, timeline
+from pdlab.plots.boxes import boxes
+from pdlab.plots.units import SECONDS, three_digits, time_unit
+from pdlab.program import Program, Role, split_rows
+from pdlab.simulate import simulate
+from pdlab.trace import Mode, Provenance, Trace
+
+UNITS = Uniform(F=1, B=2, comm=0.1)
+SECONDLY = Uniform(F=0.01, B=0.02, I=0.01, W=0.01, comm=0.001, step=0.002)
+CLUSTER = Analytic(flops_per_second=2e9, bandwidth=1e8, latency=2e-5)
+
+
+def one_f_one_b(s: int, p: int, m: int) -> Iterator[Op]:
+    warm_up = min(p - 1 - s, m)
+    yield from (F(s, i) for i in range(warm_up))
+    for i in range(m):
+        if warm_up + i < m:
+            yield F(s, warm_up + i)
+        yield B(s, i)
+    yield STEP(s)
+
+
+def split_backward(s: int, p: int, m: int) -> Iterator[Op]:
+    yield from (F(s, i) for i in range(m))
+    yield from (op for i in range(m) for op in (I(s, i), W(s, i)))
+    yield STEP(s)
+
+
+def asynchronous(s: int, p: int, m: int) -> Iterator[Op]:
+    for op in one_f_one_b(s, p, m):
+        yield from [op, STEP(s, op.microbatch)] if op.kind is Kind.BACKWARD else [op] * (op.kind is Kind.FORWARD)
+
+
+def pipeline(
+    schedule: Callable[[int, int, int], Iterator[Op]], p: int, m: int, *, dp: int = 1, model: Model | None = None
+) -> Program:
+    ops = [list(schedule(s, p, m)) for s in range(p)]
+    mesh, rows = Mesh.of(pp=p, dp=dp), split_rows(m * dp, dp, m)
+    program = lower(schedule.__name__, ops, model or models.nominal(p), mesh, rows, num_stages=p)
+    return assign_streams(consume_last_uses(insert_messages(all_reduce_gradients(program))))
+
+
+def looped(p: int, m: int) -> Program:
+    """Two stages on each rank."""
+
+    def schedule(rank: int) -> Iterator[Op]:
+        yield from (F(s, i) for s in (rank, rank + p) for i in range(m))
+        yield from (B(s, i) for s in (rank + p, rank) for i in range(m))
+
+    ops = [list(schedule(rank)) for rank in range(p)]
+    program = lower("looped", ops, models.nominal(2 * p), Mesh.of(pp=p), split_rows(m, 1, m), num_stages=2 * p)
+    return assign_streams(consume_last_uses(insert_messages(program)))
+
+
+def one_stage(m: int, *, dp: int = 1, tp: int = 1, shard: bool = False, bucket_bytes: int | None = None) -> Program:
+    ops = [[op for i in range(m) for op in (F(0, i), B(0, i))] + [STEP(0)]]
+    model = models.transformer(tp=tp) if tp > 1 else models.mlp(depth=6)
+    rows = split_rows(m * dp * 2, dp, m)
+    program = lower("one stage", ops, model, Mesh.of(dp=dp, tp=tp), rows, num_stages=1, optimizer_bytes=8)
+    program = shard_weights(program) if shard else all_reduce_gradients(program, bucket_bytes=bucket_bytes)
+    return assign_streams(consume_last_uses(program))
+
+
+PROGRAMS: dict[str, Callable[[], tuple[Program, Costs]]] = {
+    "one rank": lambda: (pipeline(one_f_one_b, 1, 1), UNITS),
+    "1f1b": lambda: (pipeline(one_f_one_b, 4, 8), UNITS),
+    "1f1b free messages": lambda: (pipeline(one_f_one_b, 4, 8), Uniform()),
+    "1f1b long": lambda: (pipeline(one_f_one_b, 8, 64), SECONDLY),
+    "1f1b short": lambda: (pipeline(one_f_one_b, 8, 1), SECONDLY),
+    "1f1b segments": lambda: (pipeline(one_f_one_b, 4, 8, model=models.mlp(depth=8)), SECONDLY),
+    "1f1b replicated": lambda: (pipeline(one_f_one_b, 4, 4, dp=2), SECONDLY),
+    "split": lambda: (pipeline(split_backward, 4, 8), SECONDLY),
+    "asynchronous": lambda: (pipeline(asynchronous, 3, 12), SECONDLY),
+    "looped": lambda: (looped(4, 4), UNITS),
+    "ddp naive": lambda: (one_stage(2, dp=2), CLUSTER),
+    "ddp": lambda: (one_stage(2, dp=2, bucket_bytes=20_000), CLUSTER),
+    "zero3": lambda: (one_stage(3, dp=4, shard=True), CLUSTER),
+    "tensor": lambda: (one_stage(2, tp=2), CLUSTER),
+    "tensor and data": lambda: (one_stage(1, tp=2, dp=4), CLUSTER),
+}
+PICTURES = [
+    *(("timeline", name) for name in PROGRAMS),
+    *(("compare", name) for name in ("one rank", "1f1b segments", "split", "zero3", "tensor and data")),
+    *(("live_bytes", name) for name in ("1f1b replicated", "split", "zero3")),
+]
+
+
+@cache
+def predicted(name: str) -> Trace:
+    program, costs = PROGRAMS[name]()
+    return simulate(program, costs)
+
+
+def picture(plot: str, name: str) -> Figure:
+    trace = predicted(name)
+    match plot:
+        case "compare":
+            return compare(trace, measured(trace))
+        case "live_bytes":
+            return live_bytes(trace)
+    return timeline(trace)
+
+
+def measured(trace: Trace, slower: float = 1.05) -> Trace:
+    """What a run might look like: everything later, and op ends that jitter a little."""
+    jitter = np.random.default_rng(0).uniform(0.99, 1.0, len(trace.ends))
+    ends = [s * slower + (e - s) * slower * j for s, e, j in zip(trace.starts, trace.ends, jitter, strict=True)]
+    starts = [start * slower for start in trace.starts]
+    where = Provenance(Mode.PACED, "costs of a test", "a machine with a long name, 2 cores, 8 gloo processes", "0.1", 7)
+    return replace(trace, starts=starts, ends=ends, provenance=where)
+
+
+def drawn(figure: Figure) -> None:
+    """Lay everything out as the Agg canvas does, without spending time on the pixels."""
+    FigureCanvasAgg(figure)
+    figure.draw_without_rendering()
+
+
+def texts(figure: Figure) -> list[Text]:
+    """Every text that is visible; tick labels outside of the view exist but are not drawn."""
+    found = [t for t in figure.findobj(Text) if isinstance(t, Text) and t.get_visible() and t.get_text()]
+    undrawn = {
+        id(label)
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        for tick in axis.get_major_ticks()
+        for label in (tick.label1, tick.label2)
+        if not min(axis.get_view_interval()) <= tick.get_loc() <= max(axis.get_view_interval())
+    }
+    return [t for t in found if id(t) not in undrawn]
+
+
+def overlapping(found: list[Text], boxes_of: np.ndarray) -> list[tuple[str, str]]:
+    """Pairs of texts whose boxes (x0, y0, x1, y1 in pixels) share more than a pixel each way."""
+    low, high = boxes_of[:, :2], boxes_of[:, 2:]
+    shared = np.minimum(high[:, None], high[None]) - np.maximum(low[:, None], low[None])
+    pairs = np.argwhere(np.triu((shared > 1).all(axis=2), k=1))
+    return [(found[i].get_text(), found[j].get_text()) for i, j in pairs]
+
+
+@pytest.mark.parametrize(("plot", "name"), PICTURES)
+def test_nothing_overlaps_or_is_cut_off(plot: str, name: str) -> None:
+    figure = picture(plot, name)
+    drawn(figure)
+    found = texts(figure)
+    extents = np.array([t.get_window_extent().extents for t in found])
+    assert overlapping(found, extents) == []
+    width, height = figure.bbox.width, figure.bbox.height
+    outside = [t.get_text() for t, e in zip(found, extents, strict=True) if min(e) < 0 or e[2] > width or e[3] > height]
+    assert outside == []
+    [legend] = figure.legends
+    extent = legend.get_window_extent()
+    assert not any(extent.overlaps(axes.get_window_extent()) for axes in figure.axes)
+    assert extent.x0 >= 0 and extent.y0 >= 0 and extent.x1 <= width
+
+
+def test_overlapping_texts_are_noticed() -> None:
+    figure = timeline(predicted("1f1b"))
+    figure.text(0.1, 0.99, "a second title", va="top")
+    drawn(figure)
+    found = texts(figure)
+    [(one, other)] = overlapping(found, np.array([t.get_window_extent().extents for t in found]))
+    assert "a second title" in (one, other)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "split", "asynchronous", "looped", "ddp", "tensor"])
+def test_a_number_fits_in_its_box(name: str) -> None:
+    figure = timeline(predicted(name))
+    drawn(figure)
+    [axes] = figure.axes
+    corners = [c for c in axes.collections if isinstance(c, PolyCollection)]
+    spans = np.array([p.get_extents().intervalx for c in corners for p in c.get_paths()])
+    for text in axes.texts:
+        around = text.get_window_extent().transformed(axes.transData.inverted())
+        assert ((spans[:, 0] <= around.x0) & (around.x1 <= spans[:, 1])).any(), text.get_text()
+
+
+def test_a_pipeline_of_segments_looks_as_in_the_papers() -> None:
+    """Two segments to a stage are drawn as one box, numbered once."""
+    p, m = 4, 8
+    found = [box for box in boxes(predicted("1f1b segments")) if box.kind in (Kind.FORWARD, Kind.BACKWARD)]
+    assert len(found) == 2 * p * m
+    assert all(box.end - box.start == pytest.approx(0.01 if box.kind is Kind.FORWARD else 0.02) for box in found)
+    [axes] = timeline(predicted("1f1b segments")).axes
+    assert sorted(int(text.get_text()) for text in axes.texts) == sorted(list(range(m)) * 2 * p)
+
+
+def test_segments_that_wait_for_each_other_stay_apart() -> None:
+    trace = simulate(one_stage(1, tp=2), Analytic(2e9, 1e6))
+    assert len([box for box in boxes(trace) if box.rank == 0 and box.kind is Kind.FORWARD]) > 1
+
+
+def test_boxes_cover_what_took_time_and_nothing_else() -> None:
+    for trace in map(predicted, PROGRAMS):
+        took = sum(e - s for s, e in zip(trace.starts, trace.ends, strict=True))
+        assert sum(box.end - box.start for box in boxes(trace)) == pytest.approx(took, rel=5e-3)
+        assert all(box.end > box.start for box in boxes(trace))
+
+
+def test_streams_without_anything_to_show_have_no_row() -> None:
+    [axes] = timeline(predicted("1f1b free messages")).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    [axes] = timeline(predicted("1f1b")).axes
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names[:5] == ["rank 0", "to, from 1", "rank 1", "to, from 0", "to, from 2"]
+
+
+def test_rank_0_is_on_top_and_time_goes_to_the_right() -> None:
+    [axes] = timeline(predicted("1f1b")).axes
+    (bottom, top), (left, right) = axes.get_ylim(), axes.get_xlim()
+    assert bottom > top and axes.get_yticks()[0] == min(axes.get_yticks())
+    assert left == 0 and right == pytest.approx(predicted("1f1b").makespan, rel=0.01)
+
+
+def said(figure: Figure) -> str:
+    return " | ".join(text.get_text() for text in texts(figure))
+
+
+def test_a_timeline_says_makespan_bubble_unit_and_source() -> None:
+    words = said(timeline(predicted("1f1b free messages")))
+    assert "simulated 33 units, bubble 27.3 %" in words  # 3 (m + p - 1) and (p - 1) / (m + p - 1)
+    assert "time (units)" in words and "costs F=1 B=2" in words and "nominal(" in words
+    assert "time (ms)" in said(timeline(predicted("1f1b segments")))
+    assert "mine: simulated 33,000 ms" in said(timeline(predicted("1f1b free messages"), title="mine", unit=SECONDS[1]))
+
+
+def test_a_comparison_has_one_time_axis_and_says_the_error() -> None:
+    trace = predicted("split")
+    run = measured(trace, slower=1.1)
+    figure = compare(trace, run)
+    words = said(figure)
+    assert f"error {100 * (run.makespan / trace.makespan - 1):+.1f} %" in words
+    assert "measured (paced)" in words and "seed 7" in words and str(trace.provenance) in words
+    assert len(figure.axes) == 3 and len({axes.get_xlim() for axes in figure.axes}) == 1
+    ends = [np.max(np.asarray(line.get_xdata(), float)) for line in figure.axes[2].get_lines()]
+    assert ends == pytest.approx([1000 * trace.makespan, 1000 * run.makespan])
+
+
+def test_live_bytes_say_each_peak() -> None:
+    trace = predicted("1f1b")
+    peak = max(trace.live[row] for row in trace.rows_of(2))
+    assert f"rank 2: peak {peak / 1e6:.0f} MB" in said(live_bytes(trace))
+
+
+def test_predictions_in_seconds_are_not_called_units() -> None:
+    assert time_unit(predicted("1f1b long")).name == "s"
+    assert time_unit(predicted("1f1b")).name == "units"
+    assert time_unit(predicted("1f1b"), measured(predicted("1f1b"))).name == "s"
+    assert time_unit(predicted("ddp")).name == "ms"
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (33.0, "33"), (1234.5, "1,234"), (99.96, "100.0"), (12.34, "12.3"), (0.0456, "0.0456"), (2.001, "2")],
+)
+def test_numbers_have_three_digits(number: float, text: str) -> None:
+    assert three_digits(number) == text
+
+
+def test_every_kind_and_every_heavy_role_has_a_look() -> None:
+    assert set(theme.COLOURS) == set(theme.WORDS) == set(Kind)
+    weightless = {Role.TOKEN, Role.FLAG, Role.FACT, Role.SCALE, Role.LOSS}
+    assert {role for share in theme.MEMORY for role in share.roles} == set(Role) - weightless
+
+
+def test_numbers_stand_out_from_their_boxes() -> None:
+    for kind in (Kind.FORWARD, Kind.BACKWARD):
+        inks = {theme.ink_on(theme.shade(kind, theme.PALEST_MICROBATCH * i / 8)) for i in range(9)}
+        assert len(inks) == 1
+    assert theme.ink_on(theme.COLOURS[Kind.FORWARD]) == theme.PAPER
+    assert theme.ink_on(theme.COLOURS[Kind.BACKWARD]) == theme.INK
