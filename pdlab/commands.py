@@ -159,12 +159,13 @@ def compare_strategies(given: Namespace) -> None:
 
 
 def picture(given: Namespace) -> None:
-    """Four schedules of one model, predicted, in one figure."""
+    """Three schedules of one model, predicted, in one figure."""
     from pdlab.plots import gallery
 
     traces = [_predicted(strategies.get(name), 4, 8) for name in ("gpipe", "1f1b", "zb_h1")]
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    gallery(traces).savefig(given.out, dpi=160)
+    title = "Three pipelines of the same model: predicted, free messages"
+    gallery(traces, title=title).savefig(given.out, dpi=160)
     print(f"wrote {given.out}")
 
 

@@ -149,7 +149,7 @@ def write_report(
 </head>
 <body>
 <h1>Predicted and measured</h1>
-<div class="wide">{_table(rows, names)}
+<div class="wide">{_table(rows, names)}</div>
 <p class="small">{escape(LEGEND)}</p>
 <p class="small">{escape(provenance)}</p>
 {sections}
