@@ -23,13 +23,13 @@ from torch import Tensor
 
 from pdlab import wire
 from pdlab.costs import Costs
-from pdlab.depend import build
 from pdlab.errors import PoolError
+from pdlab.execute.board import Board
 from pdlab.execute.result import Result, Shards
 from pdlab.execute.settings import Settings
 from pdlab.forms import to_json
 from pdlab.program import Facts, Program
-from pdlab.simulate import compile_plan
+from pdlab.simulate import start_plan
 from pdlab.state import Batch
 from pdlab.trace import Mode, Provenance, Trace
 from pdlab.validate import validate
@@ -141,7 +141,7 @@ class Ranks:
             validate(program)
             if program.mesh.size > self.size:
                 raise ValueError(f"the program needs {program.mesh.size} ranks and the pool has {self.size}")
-        durations = [_durations(program, pace) for program in programs] if pace else None
+        paces = [self._pace(i, program, pace) for i, program in enumerate(programs)] if pace else []
         job = {
             "do": "run",
             "programs": [to_json(program) for program in programs],
@@ -151,11 +151,21 @@ class Ranks:
         }
         tensors = {"pixels": torch.from_numpy(batch.pixels), "labels": torch.from_numpy(batch.labels)}
         for rank, channel in self._channels.items():
-            mine = [d[rank] if rank < len(d) else [] for d in durations] if durations else None
-            wire.send(channel, job | {"durations": mine}, tensors)
-        length = sum(sum(max(d, key=sum)) for d in durations) if durations else 0.0
+            mine = [(durations[rank], board) for durations, board in paces if rank < len(durations)]
+            wire.send(channel, job | {"pace": mine}, tensors)
+        length = sum(max(map(sum, durations)) for durations, _ in paces)
         replies = self._collect(self.timeout + 3 * steps * length)
         return _result(programs, replies, steps, _provenance(pace, settings.seed))
+
+    def _pace(self, i: int, program: Program, costs: Costs) -> tuple[list[list[float]], str]:
+        """For each rank how long each of its ops is to take, and the board where ranks meet."""
+        assert self._folder is not None
+        plan = start_plan(program, costs)
+        by_row = [plan.durations[event] for event in plan.graph.event_of]
+        ends = [*plan.graph.first_row[1:], len(by_row)]
+        board = self._folder / f"board{i}"
+        Board.create(board, program.mesh.size, len(plan.durations))
+        return [by_row[start:end] for start, end in zip(plan.graph.first_row, ends, strict=True)], str(board)
 
     def _collect(self, patience: float) -> dict[int, tuple[dict[str, Any], dict[str, Tensor]]]:
         """One reply from every rank; the first error, or a silence longer than `patience` seconds, breaks the pool."""
@@ -216,15 +226,6 @@ def _end(agent: subprocess.Popen[bytes], patience: float) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(agent.pid, signal.SIGKILL)
         agent.wait()
-
-
-def _durations(program: Program, pace: Costs) -> list[list[float]]:
-    """For each rank, how long each of its ops is to take."""
-    graph = build(program)
-    plan = compile_plan(graph, pace, {})
-    by_row = [plan.durations[event] for event in graph.event_of]
-    ends = [*graph.first_row[1:], len(by_row)]
-    return [by_row[start:end] for start, end in zip(graph.first_row, ends, strict=True)]
 
 
 def _provenance(pace: Costs | None, seed: int) -> Provenance:

@@ -8,6 +8,7 @@ import argparse
 import os
 import select
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -20,8 +21,9 @@ import torch.distributed as dist
 
 from pdlab import wire
 from pdlab.depend import build
+from pdlab.execute.board import Board
 from pdlab.execute.gloo import Gloo
-from pdlab.execute.process import Runner, Timeline
+from pdlab.execute.process import Pace, Runner, Timeline
 from pdlab.execute.result import recorded
 from pdlab.execute.settings import Settings, new_store
 from pdlab.execute.store import Store
@@ -33,6 +35,9 @@ from pdlab.state import Batch
 LEAD_S = 0.005
 """How long after the last rank has arrived at the start of a step the step begins, so that all begin together."""
 
+SWITCH_S = 0.0002
+"""How soon a stream's thread may interrupt another one's Python code."""
+
 
 def main() -> None:
     """Entry point of `python -m pdlab.worker`, started by torchrun with RANK and WORLD_SIZE set."""
@@ -42,6 +47,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
+    sys.setswitchinterval(SWITCH_S)
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     channel.connect(arguments.control)
     threading.Thread(target=_exit_with_pool, args=(channel,), daemon=True).start()
@@ -105,8 +111,12 @@ class Worker:
 
     def _once(self, program: Program, store: Store, job: dict[str, Any], i: int) -> dict[str, Any]:
         transport = self.transports[program.mesh]
-        durations = job["durations"][i] if job["durations"] else None
-        runner = Runner(build(program), store, transport, durations, job["timeout_s"])
+        graph = build(program)
+        pace = None
+        if job["pace"]:
+            durations, board = job["pace"][i]
+            pace = Pace(durations, Board(board, program.mesh.size, len(graph.members), self.rank))
+        runner = Runner(graph, store, transport, pace, job["timeout_s"])
         start = transport.agree(time.monotonic() + LEAD_S)
         return _as_message(runner.run(start), start)
 

@@ -1,7 +1,6 @@
 """Communication between processes with gloo: one call per op, blocking its own stream's thread and no other.
 
-Point-to-point messages carry a tag for what they are, so a payload is never mistaken for a time stamp. Each mesh axis
-has its own process group, and each group is used by one stream only.
+Each mesh axis has its own process group, and each group is used by one stream only.
 """
 
 from datetime import timedelta
@@ -17,8 +16,6 @@ from pdlab.mesh import Axis, Mesh
 from pdlab.ops import Kind, Op
 from pdlab.program import Role
 from pdlab.state import FLOAT, microbatch_of, pad
-
-_PAYLOAD, _SENDERS_STAMP, _RECEIVERS_STAMP = 1, 2, 3
 
 
 class Posted(NamedTuple):
@@ -54,13 +51,6 @@ class Gloo:
         self._wait(posted.work)
         return self._read(op, store, posted), posted.moved
 
-    def communicate_and_meet(self, op: Op, store: Store, arrival: float) -> tuple[list[Tensor], int, float]:
-        """The same, and when the last member arrived, on the clock that all members share."""
-        posted = self._post(op, store)
-        last = self._last_arrival(op, arrival)
-        self._wait(posted.work)
-        return self._read(op, store, posted), posted.moved, last
-
     def agree(self, moment: float) -> float:
         """The latest of all ranks' proposals for when to begin."""
         stamp = torch.tensor([moment], dtype=torch.float64)
@@ -70,10 +60,10 @@ class Gloo:
     def _post(self, op: Op, store: Store) -> Posted:
         inputs = store.tensors(op.inputs)
         if op.kind is Kind.SEND:
-            return Posted(dist.isend(inputs[0].contiguous(), op.peer, tag=_PAYLOAD), [], num_bytes(inputs[:1]))
+            return Posted(dist.isend(inputs[0].contiguous(), op.peer), [], num_bytes(inputs[:1]))
         if op.kind is Kind.RECV:
             buffer = _buffer(op, store)
-            return Posted(dist.irecv(buffer, op.peer, tag=_PAYLOAD), [buffer], 0)
+            return Posted(dist.irecv(buffer, op.peer), [buffer], 0)
         assert op.axis is not None
         group = self.groups[op.axis]
         match op.kind:
@@ -104,19 +94,6 @@ class Gloo:
         if op.kind is Kind.ALL_GATHER:
             return [posted.results[0][: whole_length(store.program, store.rank, op)]]
         return posted.results
-
-    def _last_arrival(self, op: Op, arrival: float) -> float:
-        stamp = torch.tensor([arrival], dtype=torch.float64)
-        if op.axis is not None:
-            dist.all_reduce(stamp, dist.ReduceOp.MAX, group=self.groups[op.axis])
-            return stamp.item()
-        other = torch.empty(1, dtype=torch.float64)
-        tags = (_SENDERS_STAMP, _RECEIVERS_STAMP)
-        mine, theirs = tags if op.kind is Kind.SEND else tags[::-1]
-        sending, receiving = dist.isend(stamp, op.peer, tag=mine), dist.irecv(other, op.peer, tag=theirs)
-        self._wait(receiving)
-        self._wait(sending)
-        return max(arrival, other.item())
 
     def _wait(self, work: dist.Work | None) -> None:
         if work is not None:

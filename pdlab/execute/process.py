@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pdlab.depend import Graph
+from pdlab.execute.board import Board
 from pdlab.execute.exchange import note_facts
 from pdlab.execute.gloo import Gloo
 from pdlab.execute.store import Held, Store
@@ -34,14 +35,22 @@ class Timeline:
     facts: Facts = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How long each op is to take (seconds, by position), and where ranks learn of each other's arrival."""
+
+    durations: Sequence[float]
+    board: Board
+
+
 @dataclass
 class Runner:
-    """Runs one program on one rank. `durations` (by position) paces it, None lets it run as fast as it goes."""
+    """Runs one program on one rank. `pace` holds its ops, None lets it run as fast as it goes."""
 
     graph: Graph
     store: Store
     transport: Gloo | None
-    durations: Sequence[float] | None
+    pace: Pace | None
     timeout: float
 
     def __post_init__(self) -> None:
@@ -49,6 +58,8 @@ class Runner:
         first = self.graph.first_row[rank]
         self.ops = self.graph.program.ranks[rank].ops
         self.waits = [[w - first for w in self.graph.waits[first + i]] for i in range(len(self.ops))]
+        self.events = [self.graph.event_of[first + i] for i in range(len(self.ops))]
+        self.members = [[self.graph.rank_of[row] for row in self.graph.members[event]] for event in self.events]
         self.done = [threading.Event() for _ in self.ops]
         self.lock = threading.Lock()
         self.failure: BaseException | None = None
@@ -58,6 +69,8 @@ class Runner:
 
     def run(self, start: float) -> Timeline:
         """Start at a moment of the monotonic clock; raises `RankError` if an op fails or waits too long."""
+        if self.pace is not None:
+            self.pace.board.begin(start)
         streams: dict[Stream, list[int]] = {COMPUTE: []}
         for i, op in enumerate(self.ops):
             streams.setdefault(op.stream, []).append(i)
@@ -97,19 +110,21 @@ class Runner:
         written: Sequence[Held]
         if op.kind in COMMUNICATION_KINDS:
             assert self.transport is not None
-            if self.durations is None:
-                written, line.moved[i] = self.transport.communicate(op, self.store)
-            else:
-                written, line.moved[i], start = self.transport.communicate_and_meet(op, self.store, start)
+            if self.pace is not None:
+                self.pace.board.arrive(self.events[i], start)
+            written, line.moved[i] = self.transport.communicate(op, self.store)
+            if self.pace is not None:
+                start = self.pace.board.last_arrival(self.events[i], self.members[i], self.timeout)
         else:
             written = self.store.compute(op)
-        if self.durations is not None and self.store.allowed(op):
-            hold(start + self.durations[i])
+        allowed = self.store.allowed(op)
         with self.lock:
             note_facts(line.facts, self.graph.program, self.store.rank, op, written)
             self.store.finish(op, list(written))
             line.live[i] = self.store.live
-            line.starts[i], line.ends[i] = start, time.monotonic()
+        if self.pace is not None and allowed:
+            hold(start + self.pace.durations[i])
+        line.starts[i], line.ends[i] = start, time.monotonic()
         self.done[i].set()
 
     def _fail(self, i: int, error: BaseException) -> None:
@@ -127,7 +142,7 @@ def _sentence(rank: int, i: int, op: Op, error: BaseException) -> str:
     return f"rank {rank}, op {i} ({label(op)}; {values}): {type(error).__name__}: {error}"
 
 
-SPIN_S = 0.0003
+SPIN_S = 0.0008
 """A sleeping thread wakes up a little late, so the last stretch of a hold is spent asking for the time."""
 
 

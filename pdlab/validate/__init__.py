@@ -8,7 +8,6 @@ from pdlab.depend import ProgramError, build
 from pdlab.order import order
 from pdlab.program import Program
 from pdlab.validate.coverage import check_coverage
-from pdlab.validate.exchanges import check_exchanges
 from pdlab.validate.layouts import check_layouts
 from pdlab.validate.leftovers import check_leftovers
 from pdlab.validate.needs import Needs
@@ -29,7 +28,6 @@ def validate(program: Program) -> None:
     events = order(graph)
     check_types(program)
     needs = Needs(program)
-    check_layouts(graph, needs)
-    check_exchanges(graph)
+    check_layouts(graph, events, needs)
     check_coverage(graph, events, needs)
     check_leftovers(program)

@@ -12,7 +12,7 @@ from pdlab.depend import Graph, ProgramError
 from pdlab.mesh import DATA_AXES, LOCAL
 from pdlab.ops import COLLECTIVE_KINDS, P2P_KINDS, Kind, Op, Value, payload
 from pdlab.program import Role, Sized, Type
-from pdlab.validate.layouts import fault, types_of
+from pdlab.validate.faults import fault, types_of
 from pdlab.validate.needs import Needs
 from pdlab.validate.samples import UNKNOWN, Samples
 

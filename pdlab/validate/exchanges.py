@@ -8,9 +8,9 @@ A collective on an activation is one that the model asks for: one of its exchang
 
 from pdlab.depend import Graph, ProgramError
 from pdlab.mesh import DATA_AXES, Axis, Layout, Spread
-from pdlab.ops import COLLECTIVE_KINDS, Kind, Op, payload
+from pdlab.ops import Kind, Op, payload
 from pdlab.program import Program, Role, Type
-from pdlab.validate.layouts import fault, types_of
+from pdlab.validate.faults import fault, joint_fault, say, types_of
 from pdlab.validate.needs import Exchanges, exchanges_of
 
 TURNS: dict[Kind, tuple[tuple[Spread | None, ...], tuple[Spread | None, ...]]] = {
@@ -25,21 +25,7 @@ ROW_ROLES = frozenset({Role.FEED, Role.ACTIVATION, Role.ACTIVATION_GRADIENT, Rol
 """Values with a row for each sample, or made of such: what the exchanges of a model move."""
 
 
-def check_exchanges(graph: Graph) -> None:
-    """Every message and collective, all members together."""
-    _check_degrees(graph.program)
-    allowed = exchanges_of(graph.program.model)
-    for rows in graph.members:
-        kind = graph.ops[rows[0]].kind
-        if kind in (Kind.SEND, Kind.RECV):
-            _check_message(graph, *rows)
-        elif kind in COLLECTIVE_KINDS:
-            _check_alike(graph, rows)
-            for row in rows:
-                _check_collective(graph, row, allowed)
-
-
-def _check_degrees(program: Program) -> None:
+def check_degrees(program: Program) -> None:
     """A model that is split for another number of ranks would run, and be wrong."""
     mesh, model = program.mesh, program.model
     made_for = {(Axis.TP, group.tp) for group in model.groups.values() if group.tp > 1}
@@ -55,41 +41,40 @@ def _check_degrees(program: Program) -> None:
             )
 
 
-def _check_message(graph: Graph, first: int, second: int) -> None:
+def check_message(graph: Graph, first: int, second: int) -> None:
     send, recv = (first, second) if graph.ops[first].kind is Kind.SEND else (second, first)
     value = graph.ops[send].inputs[0]
     given, taken = types_of(graph, send)[value], types_of(graph, recv)[value]
     if given.role in (Role.SAVED, Role.PENDING, Role.TOKEN):
         raise fault(graph, send, f"sends {value!r}, which is {given.role.value} and stays on its rank; do not send it")
     if given != taken:
-        text = f"sends {value!r} as {_say(given)} to {graph.describe(recv)}, which takes {_say(taken)}"
-        raise _joint(graph, (send, recv), f"{text}; both sides must give it one type")
+        text = f"sends {value!r} as {_sized(given)} to {graph.describe(recv)}, which takes {_sized(taken)}"
+        raise joint_fault(graph, (send, recv), f"{text}; both sides must give it one type")
     here, there = (graph.program.mesh.coordinates[graph.rank_of[row]] for row in (send, recv))
     for axis, place in given.layout.places:
         if here[axis] != there[axis]:
             text = f"sends {value!r}, which is {axis.value}:{place}, across {axis.value} to {graph.describe(recv)}"
-            raise _joint(graph, (send, recv), f"{text}; what another {axis.value} rank holds of it is not this rank's")
+            raise joint_fault(
+                graph, (send, recv), f"{text}; what another {axis.value} rank holds of it is not this rank's"
+            )
 
 
-def _say(t: Type) -> str:
-    return f"{t.role.value} of {t.of or 'nothing'}, {t.layout}, {t.size} bytes"
-
-
-def _joint(graph: Graph, rows: tuple[int, ...], text: str) -> ProgramError:
-    return ProgramError(f"{graph.describe(rows[0])} {text}", tuple(graph.cell(row) for row in rows))
-
-
-def _check_alike(graph: Graph, rows: tuple[int, ...]) -> None:
+def check_collective(graph: Graph, rows: tuple[int, ...], allowed: Exchanges) -> None:
+    """All members handle the same, and it is something that the collective can do."""
+    for row in rows:
+        _check_member(graph, row, allowed)
     first = _side(graph, rows[0])
     for row in rows[1:]:
         other = _side(graph, row)
-        if first == other:
-            continue
-        mine, theirs = next(((a, b) for a, b in zip(first, other, strict=False) if a != b), (first[-1], other[-1]))
-        text = f"meets {graph.describe(row)} with other types: {_say(mine)}, and {_say(theirs)}"
-        raise _joint(
-            graph, (rows[0], row), f"{text}; the members of a collective handle the same values in the same order"
-        )
+        if first != other:
+            mine, theirs = next(((a, b) for a, b in zip(first, other, strict=False) if a != b), (first[-1], other[-1]))
+            text = f"joins {_sized(mine)}, and {graph.describe(row)} joins {_sized(theirs)}"
+            text += "; the members of a collective handle the same values in the same order"
+            raise joint_fault(graph, (rows[0], row), text)
+
+
+def _sized(t: Type) -> str:
+    return f"{say(t)}, {t.size} bytes"
 
 
 def _side(graph: Graph, row: int) -> list[Type]:
@@ -99,7 +84,7 @@ def _side(graph: Graph, row: int) -> list[Type]:
     return [t._replace(size=0) for t in found] if op.kind is Kind.ALL_TO_ALL else found
 
 
-def _check_collective(graph: Graph, row: int, allowed: Exchanges) -> None:
+def _check_member(graph: Graph, row: int, allowed: Exchanges) -> None:
     op, types = graph.ops[row], types_of(graph, row)
     given = [types[value] for value in payload(op.inputs)]
     made = [types[value] for value in payload(op.writes)]
@@ -122,7 +107,7 @@ def _check_turn(graph: Graph, row: int, i: int, before: Type, after: Type) -> No
             text = f"writes {result!r} as {after.layout}, and over {op.axis.value} it makes {_names(makes)}"
             raise fault(graph, row, f"{text}; correct its type")
     if after.role is not before.role or (before.role not in ROW_ROLES and after.of != before.of):
-        raise fault(graph, row, f"makes {result!r} ({_say(after)}) of {value!r} ({_say(before)}); correct its type")
+        raise fault(graph, row, f"makes {result!r} ({say(after)}) of {value!r} ({say(before)}); correct its type")
     if _beside(before, op.axis) != _beside(after, op.axis):
         text = f"makes {result!r}, {after.layout}, of {value!r}, {before.layout}"
         raise fault(graph, row, f"{text}; it changes the layout over {op.axis.value} only")
@@ -171,6 +156,6 @@ def _check_exchange(graph: Graph, row: int, given: list[Type], made: list[Type],
     exchange = allowed.get((op.kind, op.axis, f"{prefix}{given[0].of}", f"{prefix}{made[0].of}"))
     fits = exchange is not None and exchange.given.met_by(given[0]) and exchange.made.met_by(made[0])
     if exchange is None or not fits or tuple(t.of for t in given[1:]) != exchange.splits:
-        said = f"turns {_say(given[0])} into {_say(made[0])}" + "".join(f", split by {t.of}" for t in given[1:])
+        said = f"turns {say(given[0])} into {say(made[0])}" + "".join(f", split by {t.of}" for t in given[1:])
         text = f"{said}; the model has no such exchange over {op.axis.value}"
         raise fault(graph, row, f"{text}: remove it, or correct the types")

@@ -7,40 +7,40 @@ bytes, and trains, and is wrong. Collectives and messages are in `exchanges`.
 from typing import assert_never
 
 from pdlab.depend import Graph, ProgramError
-from pdlab.mesh import PARTIAL, REPLICATED, Axis, Layout, Spread
+from pdlab.mesh import PARTIAL, REPLICATED, Layout, Spread
 from pdlab.ops import Kind, Value, payload
-from pdlab.program import Role, Type
-from pdlab.validate.needs import Need, Needs
+from pdlab.program import Role
+from pdlab.validate.exchanges import check_collective, check_degrees, check_message
+from pdlab.validate.faults import fault, say, types_of
+from pdlab.validate.needs import Need, Needs, exchanges_of
 
 
-def check_layouts(graph: Graph, needs: Needs) -> None:
-    """Every op that concerns one rank, and every guard."""
-    for row, op in enumerate(graph.ops):
-        match op.kind:
+def check_layouts(graph: Graph, events: list[int], needs: Needs) -> None:
+    """In the order of `events`, so that who makes a wrong value is found before who reads it."""
+    check_degrees(graph.program)
+    allowed = exchanges_of(graph.program.model)
+    for event in events:
+        rows = graph.members[event]
+        match graph.ops[rows[0]].kind:
             case Kind.FORWARD | Kind.BACKWARD | Kind.BACKWARD_INPUT | Kind.BACKWARD_WEIGHT:
-                _check_pass(graph, row, needs)
+                _check_pass(graph, rows[0], needs)
             case Kind.STEP:
-                _check_step(graph, row, needs)
+                _check_step(graph, rows[0], needs)
             case Kind.ADD:
-                _check_add(graph, row)
+                _check_add(graph, rows[0])
             case Kind.FINITE:
-                _check_finite(graph, row)
-            case Kind.FREE | Kind.SEND | Kind.RECV:
+                _check_finite(graph, rows[0])
+            case Kind.FREE:
                 pass
+            case Kind.SEND | Kind.RECV:
+                check_message(graph, *rows)
             case Kind.ALL_REDUCE | Kind.ALL_GATHER | Kind.REDUCE_SCATTER | Kind.ALL_TO_ALL:
-                pass
+                check_collective(graph, rows, allowed)
             case _:
-                assert_never(op.kind)
-        if op.guard is not None:
-            _check_guard(graph, row, op.guard)
-
-
-def fault(graph: Graph, row: int, text: str) -> ProgramError:
-    return ProgramError(f"{graph.describe(row)} {text}", (graph.cell(row),))
-
-
-def types_of(graph: Graph, row: int) -> dict[Value, Type]:
-    return graph.program.ranks[graph.rank_of[row]].types
+                assert_never(graph.ops[rows[0]].kind)
+        for row in rows:
+            if graph.ops[row].guard is not None:
+                _check_guard(graph, row)
 
 
 def _check_pass(graph: Graph, row: int, needs: Needs) -> None:
@@ -61,7 +61,7 @@ def _check_pass(graph: Graph, row: int, needs: Needs) -> None:
         size = need.size(num_rows, op.microbatch)
         if t.size != size and size is not None:
             text = f"handles {value!r}, typed with {t.size} bytes; {num_rows} rows of {need.of} have {size}"
-            raise fault(graph, row, f"{text}: correct its type")
+            raise fault(graph, row, f"{text}: correct its type, or give it a value of microbatch {op.microbatch}")
 
 
 def _miscounted(graph: Graph, row: int, needs: Needs) -> ProgramError:
@@ -75,8 +75,8 @@ def _miscounted(graph: Graph, row: int, needs: Needs) -> ProgramError:
 
 def _miswritten(graph: Graph, row: int, value: Value, need: Need) -> ProgramError:
     t = types_of(graph, row)[value]
-    made, typed = _say(need.role, need.of, need.layout), _say(t.role, t.of, t.layout)
-    return fault(graph, row, f"makes {made} and writes it as {value!r}, typed {typed}; correct its type, or the order")
+    made = say(t._replace(role=need.role, of=need.of, layout=need.layout))
+    return fault(graph, row, f"makes {made} and writes it as {value!r}, typed {say(t)}; correct its type, or the order")
 
 
 def _misgiven(graph: Graph, row: int, value: Value, need: Need) -> ProgramError:
@@ -98,35 +98,28 @@ def _remedy(given: Layout, needed: Layout) -> str:
     return "bring it into that layout first, or correct its type"
 
 
-def _say(role: Role, of: str, layout: Layout) -> str:
-    return f"{role.value} of {of or 'nothing'}, {layout}"
-
-
 def _check_step(graph: Graph, row: int, needs: Needs) -> None:
     op, types = graph.ops[row], types_of(graph, row)
     weight, gradient, *rest = payload(op.inputs)
     w, g = types[weight], types[gradient]
-    segment = needs.segment(op)
-    if segment is None or w.of not in {group.name for group in segment.groups}:
-        raise fault(
-            graph, row, f"steps on {weight!r}, which segment {op.segment} of stage {op.stage} has not; correct it"
-        )
     if w.role is not Role.WEIGHT or g.role is not Role.GRADIENT or w.of != g.of:
         given = f"{weight!r} ({w.role.value} of {w.of}) and {gradient!r} ({g.role.value} of {g.of})"
         raise fault(graph, row, f"is given {given}; it takes weights, then the gradient of the same weights")
+    segment = needs.segment(op)
+    if segment is None or w.of not in {group.name for group in segment.groups}:
+        where = f"segment {op.segment} of stage {op.stage}"
+        raise fault(graph, row, f"steps on {weight!r}, which {where} has not; give the op the numbers of {w.of}")
     if g.layout != w.layout:
         raise fault(graph, row, _unlike(gradient, g.layout, w.layout))
     states = [v for v in rest if types[v].role is Role.OPTIMIZER]
     others = [v for v in rest if types[v].role not in (Role.OPTIMIZER, Role.SCALE)]
     if others or len(states) > 1 or any((types[v].of, types[v].layout) != (w.of, w.layout) for v in states):
         wrong = (others or states)[-1]
-        raise fault(
-            graph, row, f"is given {wrong!r}; after weights and gradient come their optimizer state and a scale"
-        )
+        raise fault(graph, row, f"is given {wrong!r}; after the gradient come the weights' optimizer state and a scale")
     makes, writes = [w, *(types[v] for v in states)], [types[v] for v in payload(op.writes)]
     if writes != makes or g.size != w.size:
-        wanted = ", ".join(_say(t.role, t.of, t.layout) for t in makes)
-        raise fault(graph, row, f"must write {wanted}, of the size of what it reads; correct its writes or their types")
+        text = f"must write {' and '.join(map(say, makes))}, of the sizes that it reads"
+        raise fault(graph, row, f"{text}; correct its writes or their types")
 
 
 def _unlike(gradient: Value, given: Layout, weight: Layout) -> str:
@@ -142,12 +135,15 @@ def _unlike(gradient: Value, given: Layout, weight: Layout) -> str:
 
 def _check_add(graph: Graph, row: int) -> None:
     op, types = graph.ops[row], types_of(graph, row)
-    first, second, total = (types[value] for value in (*payload(op.inputs), *payload(op.writes)))
+    values = (*payload(op.inputs), *payload(op.writes))
+    first = types[values[0]]
     if first.role not in (Role.GRADIENT, Role.ACTIVATION, Role.ACTIVATION_GRADIENT):
-        raise fault(graph, row, f"adds {_say(first.role, first.of, first.layout)}; it adds activations or gradients")
-    if not first == second == total:
-        said = " and ".join(f"{_say(t.role, t.of, t.layout)} ({t.size} bytes)" for t in (first, second, total))
-        raise fault(graph, row, f"has {said}; the two terms and the sum of an ADD have one type")
+        raise fault(graph, row, f"adds {values[0]!r} ({say(first)}); what is added is an activation or a gradient")
+    for value in values[1:]:
+        t = types[value]
+        if t != first:
+            text = f"adds {values[0]!r} ({say(first)}, {first.size} bytes), and {value!r} is {say(t)}, {t.size} bytes"
+            raise fault(graph, row, f"{text}; the terms and their sum have one type")
 
 
 def _check_finite(graph: Graph, row: int) -> None:
@@ -157,21 +153,19 @@ def _check_finite(graph: Graph, row: int) -> None:
         for axis in types[value].layout.partial_axes():
             raise fault(graph, row, f"checks {value!r}, which is partial over {axis.value}: sum it first (ALL_REDUCE)")
     layout = REPLICATED
-    for axis in _split_axes(graph):
-        layout = layout.put(axis, PARTIAL)
-    for value in op.writes:
+    for axis, degree in graph.program.mesh.degrees:
+        layout = layout.put(axis, PARTIAL) if degree > 1 else layout
+    for value in payload(op.writes):
         if (types[value].role, types[value].layout) != (Role.FLAG, layout):
             raise fault(graph, row, f"writes {value!r}, which must be a flag, {layout}: a rank knows its own part only")
 
 
-def _check_guard(graph: Graph, row: int, guard: Value) -> None:
+def _check_guard(graph: Graph, row: int) -> None:
+    guard = graph.ops[row].guard
+    assert guard is not None
     t = types_of(graph, row)[guard]
     if t.role is not Role.FLAG:
         raise fault(graph, row, f"is guarded by {guard!r}, no flag but {t.role.value}; name what a FINITE has written")
     if t.layout != REPLICATED:
         text = f"is guarded by {guard!r}, which is {t.layout}: ranks may decide differently"
         raise fault(graph, row, f"{text}; and it over every axis first (ALL_REDUCE)")
-
-
-def _split_axes(graph: Graph) -> list[Axis]:
-    return [axis for axis, degree in graph.program.mesh.degrees if degree > 1]
