@@ -1,1 +1,1 @@
-
+"""A lab for a course on distributed training: predict, run, compare."""

@@ -1,19 +1,44 @@
-"""Writing files so that a failure leaves the earlier file as it was."""
+"""Writing files: a failure leaves the earlier file as it was, and a bad folder is known before the long work."""
 
 import os
-import tempfile
 from pathlib import Path
 
 
-def write_whole(path: Path, content: str) -> None:
-    """Write a text file by way of a temporary one beside it. OSError names the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+def make_folder(folder: Path | str) -> Path:
+    """The folder for results, made if need be and tried, so that a long run does not end in an error about it."""
+    folder = Path(folder)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(content)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+        folder.mkdir(parents=True, exist_ok=True)
+        trial = folder / f".{os.getpid()}.try"
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise _not_written(folder, error) from error
+    return folder
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write beside the file, then put it in its place: there is always a complete one. ValueError if that fails."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise _not_written(path, error) from error
+    finally:
+        _remove(temporary)
+    return path
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink()
+    except OSError:
+        return
+
+
+def _not_written(path: Path, error: OSError) -> ValueError:
+    return ValueError(
+        f"cannot write {path} ({error.strerror}); choose a folder that exists or can be made, and is yours"
+    )

@@ -5,7 +5,6 @@ on a projector and on paper. Both files appear complete or not at all, so a fail
 """
 
 import csv
-import os
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, TypedDict
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from pdlab.files import write_whole
 from pdlab.plots.units import BYTES, SECONDS, Unit, suited, three_digits
 
 
@@ -107,19 +107,6 @@ img { display: block; width: 100%; height: auto; }
 """
 
 
-def make_folder(folder: Path | str) -> Path:
-    """The folder for results, made if need be and tried, so that a long run does not end in an error about it."""
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        trial = folder / f".{os.getpid()}.try"
-        trial.touch()
-        trial.unlink()
-    except OSError as error:
-        raise _not_written(folder, error) from error
-    return folder
-
-
 def write_summary(folder: Path | str, rows: Sequence[Row]) -> Path:
     """`summary.csv`: one line per row, exactly `COLUMNS`, plain numbers; what is not known is empty."""
     for row in rows:
@@ -130,7 +117,7 @@ def write_summary(folder: Path | str, rows: Sequence[Row]) -> Path:
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return _write(Path(folder) / "summary.csv", text.getvalue())
+    return write_whole(Path(folder) / "summary.csv", text.getvalue())
 
 
 def write_report(
@@ -156,7 +143,7 @@ def write_report(
 </body>
 </html>
 """
-    return _write(Path(folder) / "report.html", page)
+    return write_whole(Path(folder) / "report.html", page)
 
 
 def _section(number: int, name: str, figure: Figure) -> str:
@@ -223,30 +210,3 @@ def _power_of_ten(number: float) -> str:
     exponent = floor(log10(abs(number)))
     raised = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"{number / 10.0**exponent:.1f} × 10{raised}"
-
-
-def _write(path: Path, text: str) -> Path:
-    """Write beside the file, then put it in its place: there is always a complete one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise _not_written(path, error) from error
-    finally:
-        _remove(temporary)
-    return path
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink()
-    except OSError:
-        return
-
-
-def _not_written(path: Path, error: OSError) -> ValueError:
-    return ValueError(
-        f"cannot write {path} ({error.strerror}); choose a folder that exists or can be made, and is yours"
-    )

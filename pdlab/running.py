@@ -5,12 +5,12 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 from tqdm import tqdm
 
 from pdlab import models, plots, report
 from pdlab.compare import Comparison, compare, lab_transformer
+from pdlab.files import make_folder
 from pdlab.launch import Ranks
 from pdlab.models import Model
 from pdlab.strategies import Plan, Strategy, get
@@ -35,7 +35,7 @@ def compare_all(chosen: Sequence[Strategy], given: Namespace) -> None:
     plans = [_comparable(strategy, given) for strategy in chosen]
     for strategy, plan in zip(chosen, plans, strict=True):
         _check(strategy, plan, given)
-    _require_writable(given.out)
+    make_folder(given.out)
     done: list[Comparison] = []
     with _pool(given.ranks, Mode(given.mode)) as pool:
         for strategy, plan in (bar := tqdm(list(zip(chosen, plans, strict=True)), unit="strategy", leave=False)):
@@ -91,13 +91,6 @@ def _pool(size: int, mode: Mode) -> Iterator[Ranks | None]:
         print(f"{size} ranks on {cores} cores: paced, so order and overlap are real and speed is modelled", flush=True)
     with Ranks(size) as ranks:
         yield ranks
-
-
-def _require_writable(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    probe = folder / ".pdlab-probe"
-    probe.touch()
-    probe.unlink()
 
 
 HEADINGS = (

@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.figure import Figure
 
-from pdlab.report import COLUMNS, SummaryRow, make_folder, write_report, write_summary
+from pdlab.files import make_folder
+from pdlab.report import COLUMNS, SummaryRow, write_report, write_summary
 
 ROW: SummaryRow = {
     "strategy": "1f1b",
