@@ -23,7 +23,7 @@ from pdlab.state import FLOAT, Batch, assemble, initial_parameters
 from pdlab.strategies import Plan, Strategy, build
 from pdlab.trace import Mode, Trace
 
-TEACHING_COSTS = Uniform(F=0.040, B=0.080, I=0.040, W=0.040, comm=0.020)
+TEACHING_COSTS = Uniform(F=0.040, B=0.080, I=0.040, W=0.040, comm=0.008)
 """Seconds: long against the scheduling noise of an operating system, short enough to wait for."""
 
 ModelOf = Callable[[int, int], Model]

@@ -5,7 +5,7 @@
 zero-bubble paper assumes (each takes its latency plus its time on the wire), `channel` makes a stream exclusive.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -34,6 +34,11 @@ def wire_factor(kind: Kind, members: int) -> float:
     return 2 * share if kind is Kind.ALL_REDUCE else share if kind in COLLECTIVE_KINDS else 1.0
 
 
+def ring_rounds(kind: Kind, members: int) -> int:
+    """How many rounds of messages a ring takes, one after the other."""
+    return (2 if kind is Kind.ALL_REDUCE else 1) * (members - 1)
+
+
 def moved_bytes(op: Op, rank: int, program: Program, facts: Facts) -> int:
     """The size S of a communication (nccl-tests): all-gather its output, others their input; messages at the sender."""
     if op.kind is Kind.RECV:
@@ -57,48 +62,44 @@ def flops_of(kind: Kind, flops: Flops) -> int:
     }[kind]
 
 
+COST_NAMES = ("F", "B", "I", "W", "comm", "step")
+
+
 @dataclass(frozen=True)
 class Uniform:
     """The same cost for every stage, shared equally by its segments.
 
-    F, B (full), I (for the input), W (for the weights) are per stage and microbatch, B = I + W. `comm` is one
-    message, however large; a collective takes `wire_factor` of it, as a ring does whose steps cost that much
-    together. `step` is the optimizer step of a stage.
+    F, B (full), I (for the input), W (for the weights) are per stage and microbatch, and B = I + W: of what is not
+    given, I and W are half of B, or 1. `comm` is one message, however large; a collective takes `wire_factor` of it,
+    as a ring does whose steps cost that much together. `step` is the optimizer step of a stage.
     """
 
     F: float = 1.0
-    B: float = 2.0
-    I: float = 1.0
-    W: float = 1.0
+    B: float | None = None
+    I: float | None = None
+    W: float | None = None
     comm: float = 0.0
     step: float = 0.0
     link: Link = Link.CHANNEL
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name != "link" and not (isinstance(value, int | float) and 0 <= value < float("inf")):
-                raise ValueError(f"cost {field.name}={value}; a cost is a finite number of at least 0")
+        for name in COST_NAMES:
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and 0 <= value < float("inf")):
+                raise ValueError(f"cost {name}={value}; a cost is a finite number of at least 0")
+        for name, value in zip("BIW", _split(self.B, self.I, self.W), strict=True):
+            object.__setattr__(self, name, value)
 
     @classmethod
     def of(cls, link: Link = Link.CHANNEL, **given: float) -> "Uniform":
-        """Fill in what is not given: B is I + W, and where only B is known I and W are half of it each."""
-        unknown = set(given) - {field.name for field in fields(cls)}
+        """From names as a user types them; ValueError lists them for an unknown one."""
+        unknown = sorted(set(given) - set(COST_NAMES))
         if unknown:
-            raise ValueError(f"unknown cost {sorted(unknown)[0]!r}; costs are F, B, I, W, comm, step")
-        if "B" in given and not {"I", "W"} & set(given):
-            given |= {"I": given["B"] / 2, "W": given["B"] / 2}
-        elif "B" in given and "I" not in given:
-            given["I"] = given["B"] - given["W"]
-        elif "B" in given and "W" not in given:
-            given["W"] = given["B"] - given["I"]
-        given.setdefault("I", 1.0)
-        given.setdefault("W", 1.0)
-        given.setdefault("B", given["I"] + given["W"])
+            raise ValueError(f"unknown cost {unknown[0]!r}; costs are {', '.join(COST_NAMES)}, and MB, MW")
         return cls(link=link, **given)
 
     def __str__(self) -> str:
-        return "costs " + " ".join(f"{f.name}={getattr(self, f.name):g}" for f in fields(self) if f.name != "link")
+        return "costs " + " ".join(f"{name}={getattr(self, name):g}" for name in COST_NAMES)
 
     def seconds(self, op: Op, rank: int, program: Program, facts: Facts) -> float:
         if op.kind in PASS_KINDS:
@@ -110,10 +111,11 @@ class Uniform:
             return self.comm
         if op.kind in COLLECTIVE_KINDS:
             assert op.axis is not None
-            return self.comm * wire_factor(op.kind, program.mesh.degree(op.axis))
+            return self.comm * ring_rounds(op.kind, program.mesh.degree(op.axis))
         return 0.0
 
     def _of_stage(self, kind: Kind) -> float:
+        assert self.B is not None and self.I is not None and self.W is not None
         return {
             Kind.FORWARD: self.F,
             Kind.BACKWARD: self.B,
@@ -124,6 +126,18 @@ class Uniform:
 
 def _stage_weights(stage: int, program: Program) -> int:
     return sum(g.bytes for name in program.stages[stage] for g in program.model.segments[name].groups) or 1
+
+
+def _split(B: float | None, I: float | None, W: float | None) -> tuple[float, float, float]:
+    """Fill in B = I + W."""
+    if B is None:
+        I, W = 1.0 if I is None else I, 1.0 if W is None else W
+        return I + W, I, W
+    I = I if I is not None else B / 2 if W is None else B - W
+    W = W if W is not None else B - I
+    if min(I, W) < 0 or abs(I + W - B) > 1e-9 * B:
+        raise ValueError(f"costs B={B:g}, I={I:g}, W={W:g}; B is I + W, so give two of the three")
+    return B, I, W
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ Lowering writes operands in this order and the executor reads them back, so neit
                 weights, [weight gradients so far]
     I   reads   saved, output gradients, kept inputs,        writes  input gradients, pending
                 weights
-    W   reads   pending, kept inputs, weights,               writes  weight gradients
+    W   reads   pending, kept inputs,                        writes  weight gradients
                 [weight gradients so far]
 
 Gradients that arrive "so far" are added to, which is how accumulation over microbatches is said. Tokens may follow
@@ -48,13 +48,14 @@ class Operands(NamedTuple):
 
 def operands(op: Op, segment: Segment) -> Operands:
     """Take the operands of a lowered F, B, I or W op apart."""
-    kind, groups = op.kind, len(segment.groups)
+    kind = op.kind
+    groups = len(segment.groups)
     forward, weights_too = kind is Kind.FORWARD, kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
     num_carried = 0 if forward else 1
     num_output_gradients = len(segment.graded_outputs) if kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT) else 0
     num_inputs = len(segment.inputs if forward else segment.kept_inputs)
     carried, output_gradients, inputs, weights, so_far = _cut(
-        payload(op.inputs), num_carried, num_output_gradients, num_inputs, groups
+        payload(op.inputs), num_carried, num_output_gradients, num_inputs, 0 if kind is Kind.BACKWARD_WEIGHT else groups
     )
     num_outputs = len(segment.outputs) if forward else 0
     num_left = 1 if kind in (Kind.FORWARD, Kind.BACKWARD_INPUT) else 0

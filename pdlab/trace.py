@@ -6,11 +6,13 @@ where its numbers come from.
 
 from dataclasses import dataclass, field
 from enum import Enum
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from pdlab.ops import Op, label
 from pdlab.program import Facts, Program
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Mode(Enum):
@@ -67,9 +69,11 @@ class Trace:
         first = sum(len(program.ops) for program in self.program.ranks[:rank])
         return range(first, first + len(self.program.ranks[rank].ops))
 
-    def frame(self) -> pd.DataFrame:
+    def frame(self) -> "pd.DataFrame":
         """One line per row: rank, stream, op, kind, stage, segment, microbatch, start, end (seconds), bytes moved and
         live."""
+        import pandas as pd
+
         columns = ["rank", "stream", "op", "kind", "stage", "segment", "microbatch", "start", "end", "moved", "live"]
         lines = [
             (rank, str(op.stream), label(op), op.kind.value, op.stage, op.segment, op.microbatch, *numbers)

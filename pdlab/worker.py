@@ -35,7 +35,7 @@ from pdlab.state import Batch
 LEAD_S = 0.005
 """How long after the last rank has arrived at the start of a step the step begins, so that all begin together."""
 
-SWITCH_S = 0.0002
+SWITCH_S = 0.001
 """How soon a stream's thread may interrupt another one's Python code."""
 
 

@@ -150,7 +150,7 @@ def test_json_round_trip_over_plans(name: str, ranks: int, microbatches: int, pr
 def test_json_is_small():
     program = build("1f1b", ranks=4, microbatches=64, model=models.mlp(depth=8, width=8))
     assert program.num_ops > 1000
-    assert len(forms.to_json(program)) < 130 * program.num_ops
+    assert len(forms.to_json(program)) < 120 * program.num_ops
 
 
 def document() -> dict[str, Any]:

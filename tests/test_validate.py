@@ -363,6 +363,21 @@ def test_flags_and_guards():
     rejected(scaled, "(0.0STEP) is guarded by 'loss_scale', no flag but loss scale; name what a FINITE has written")
 
 
+def test_a_step_writes_what_it_reads():
+    program = build("single", microbatches=1, optimizer_bytes=4)
+    rejected(
+        retyped(program, "fc0.w@1", size=8), "(0.0STEP) must write weight of fc0.w, replicated and optimizer state"
+    )
+    step = program.ranks[0].ops[find(program, 0, "0.0STEP")]
+    rejected(edit(program, 0, "0.0STEP", writes=step.writes[::-1]), "(0.0STEP) must write weight of fc0.w")
+    given = (step.inputs[1], step.inputs[0], step.inputs[2])
+    rejected(edit(program, 0, "0.0STEP", inputs=given), "it takes weights, then the gradient of the same weights")
+    other = edit(program, 0, "0.0STEP", inputs=(*step.inputs[:2], "fc1.w.state@0"))
+    rejected(
+        finished(other), "(0.0STEP) is given 'fc1.w.state@0'; after the gradient come the weights' optimizer state"
+    )
+
+
 # --- coverage
 
 
@@ -396,6 +411,31 @@ def test_a_step_for_one_microbatch_takes_that_one_only():
     program = finished(lower_one_rank([F(0, 0), F(0, 1), B(0, 0), B(0, 1), STEP(0, 1)], microbatches=2))
     rejected(
         program, "(0.0STEP1) takes gradient 'fc0.w.g0#1', which also holds microbatch 0; this step is for microbatch 1"
+    )
+
+
+def test_a_gradient_is_stepped_on_once():
+    program = build("single", microbatches=1)
+    at = find(program, 0, "0.0STEP")
+    step = program.ranks[0].ops[at]
+    again = step._replace(inputs=("fc0.w@1", step.inputs[1]), writes=("fc0.w@2",))
+    types = program.ranks[0].types
+    program = with_rank(program, 0, types={**types, "fc0.w@2": types["fc0.w@1"]})
+    twice = finished(with_op(program, 0, at, step, again))
+    rejected(twice, f"rank 0, op {at + 1} (0.0STEP) steps on gradient 'fc0.w.g0#0' a second time; one step for each")
+
+
+def test_parts_of_a_gradient_are_of_the_same_microbatches():
+    program = build("tensor", microbatches=2)
+    earlier = {"attn0.norm.g0#1": "attn0.norm.g0#0"}
+    ops = [
+        op._replace(inputs=tuple(earlier.get(v, v) for v in op.inputs)) if op.kind is Kind.ALL_REDUCE else op
+        for op in program.ranks[1].ops
+    ]
+    rejected(
+        finished(with_rank(program, 1, ops=tuple(ops))),
+        "joins 'attn0.norm.g0#1', made of microbatch 0 and microbatch 1, with that of rank 1, op ",
+        "made of microbatch 0; all members must have seen the same microbatches by then",
     )
 
 
@@ -455,5 +495,8 @@ def test_counts_of_another_microbatch():
     for rank in (0, 1):
         program = edit(program, rank, "ALL_TO_ALL sent:1", inputs=("sent:1", "counts:0", "arrivals:0"))
     rejected(finished(program), "(ALL_TO_ALL sent:1) joins microbatch 0", "different microbatches do not belong")
-    sized = retyped(build("moe", microbatches=2), "received:0", size=Sized("arrivals:1", 32))
+    program = build("moe", microbatches=2)
+    back = edit(program, 0, "ALL_TO_ALL sent:0", inputs=("sent:0", "arrivals:0", "counts:0"))
+    rejected(back, "(ALL_TO_ALL sent:0) turns", "split by arrivals, split by counts; the model has no such exchange")
+    sized = retyped(program, "received:0", size=Sized("arrivals:1", 32))
     rejected(sized, "handles 'received:0', typed with", "arrivals:1", "arrivals:0")

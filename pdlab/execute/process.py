@@ -1,8 +1,8 @@
 """One rank in a process of its own: a thread per stream, each walking its ops in order and waiting for values.
 
 That is the dependency rule, executed literally. In a paced run each op is held until its modelled duration has passed
-since it started, and a communication starts when the last of its members has arrived; so more ranks than cores still
-show their true order, overlap and bubbles.
+since it could start, and a communication starts when the last of its members has arrived; so more ranks than cores
+still show their true order, overlap and bubbles.
 """
 
 import threading
@@ -58,10 +58,12 @@ class Runner:
         first = self.graph.first_row[rank]
         self.ops = self.graph.program.ranks[rank].ops
         self.waits = [[w - first for w in self.graph.waits[first + i]] for i in range(len(self.ops))]
+        self.previous = [self.graph.previous[first + i] - first for i in range(len(self.ops))]
         self.events = [self.graph.event_of[first + i] for i in range(len(self.ops))]
         self.members = [[self.graph.rank_of[row] for row in self.graph.members[event]] for event in self.events]
         self.done = [threading.Event() for _ in self.ops]
         self.lock = threading.Lock()
+        self.began = 0.0
         self.failure: BaseException | None = None
         count = len(self.ops)
         before = self.store.begin(self.graph.program)
@@ -69,6 +71,7 @@ class Runner:
 
     def run(self, start: float) -> Timeline:
         """Start at a moment of the monotonic clock; raises `RankError` if an op fails or waits too long."""
+        self.began = start
         if self.pace is not None:
             self.pace.board.begin(start)
         streams: dict[Stream, list[int]] = {COMPUTE: []}
@@ -79,18 +82,36 @@ class Runner:
         for thread in threads:
             thread.start()
         self._walk(own, start)
-        for thread in threads:
-            thread.join(self.timeout)
+        self._join(threads)
+        self._follow_memory()
+        return self.timeline
+
+    def _join(self, threads: Sequence[threading.Thread]) -> None:
+        """Wait for the other streams. A failure is raised at once: what is still blocked then ends with the process."""
+        deadline = time.monotonic() + self.timeout
+        while self.failure is None and any(thread.is_alive() for thread in threads):
+            if time.monotonic() > deadline:
+                late = next(i for i, event in enumerate(self.done) if not event.is_set())
+                self._fail(late, TimeoutError(f"not done {self.timeout:g} s after the rest of its rank"))
+            next(thread for thread in threads if thread.is_alive() or thread is threads[-1]).join(0.05)
         if self.failure is not None:
             raise self.failure
-        return self.timeline
+
+    def _follow_memory(self) -> None:
+        """From what each op added and freed, in the order in which they ended, to what was held after each."""
+        line = self.timeline
+        held = line.live_before
+        for i in sorted(range(len(self.ops)), key=lambda i: (line.ends[i], i)):
+            held += line.live[i]
+            line.live[i] = held
 
     def _walk(self, positions: Sequence[int], start: float) -> None:
         hold(start)
         for i in positions:
             try:
                 self._wait(i)
-                self._perform(i)
+                if self.failure is None:
+                    self._perform(i)
             except BaseException as error:
                 self._fail(i, error)
             if self.failure is not None:
@@ -104,9 +125,19 @@ class Runner:
             if self.failure is not None:
                 return
 
+    def _ready(self, i: int) -> float:
+        """When the op starts: now, or in a paced run when the dependency rule allowed it, since there it does not
+        count how soon the operating system found a core for the thread."""
+        if self.pace is None:
+            return time.monotonic()
+        before = [self.timeline.ends[w] for w in self.waits[i]]
+        if self.previous[i] >= 0:
+            before.append(self.timeline.ends[self.previous[i]])
+        return max(before, default=self.began)
+
     def _perform(self, i: int) -> None:
         op, line = self.ops[i], self.timeline
-        start = time.monotonic()
+        start = self._ready(i)
         written: Sequence[Held]
         if op.kind in COMMUNICATION_KINDS:
             assert self.transport is not None
@@ -120,8 +151,9 @@ class Runner:
         allowed = self.store.allowed(op)
         with self.lock:
             note_facts(line.facts, self.graph.program, self.store.rank, op, written)
+            before = self.store.live
             self.store.finish(op, list(written))
-            line.live[i] = self.store.live
+            line.live[i] = self.store.live - before
         if self.pace is not None and allowed:
             hold(start + self.pace.durations[i])
         line.starts[i], line.ends[i] = start, time.monotonic()

@@ -46,9 +46,9 @@ class Store:
         self.program = program
         return self.live
 
-    def put(self, value: Value, held: Held, size: int | None = None) -> None:
+    def put(self, value: Value, held: Held) -> None:
         self.values[value] = held
-        self.sizes[value] = _num_bytes(held) if size is None else size
+        self.sizes[value] = _num_bytes(held)
         self.live += self.sizes[value]
 
     def drop(self, value: Value) -> None:
@@ -80,10 +80,16 @@ class Store:
     def compute(self, op: Op) -> list[Held]:
         """The values that an op writes, for ops that concern this rank alone."""
         if not self.allowed(op):
-            return [self.values[value] for value in op.inputs[: len(op.writes)]]
+            return self._handed_on(op)
         match op.kind:
-            case Kind.FORWARD | Kind.BACKWARD | Kind.BACKWARD_INPUT | Kind.BACKWARD_WEIGHT:
-                return self._pass(op)
+            case Kind.FORWARD:
+                return self._forward(*self._taken_apart(op))
+            case Kind.BACKWARD:
+                return self._backward(*self._taken_apart(op), op)
+            case Kind.BACKWARD_INPUT:
+                return self._backward_input(*self._taken_apart(op))
+            case Kind.BACKWARD_WEIGHT:
+                return self._backward_weight(*self._taken_apart(op), op)
             case Kind.STEP:
                 return self._step(op)
             case Kind.ADD:
@@ -99,27 +105,25 @@ class Store:
             case _:
                 assert_never(op.kind)
 
+    def _handed_on(self, op: Op) -> list[Held]:
+        """What an op that its guard stops writes: the inputs of the same type, as they were."""
+        types = self.program.ranks[self.rank].types
+        given = {types[value]: value for value in op.inputs}
+        sources = [given[types[value]] for value in payload(op.writes)]
+        return [self.tensor(v) if v in op.consumes else self.tensor(v).clone() for v in sources]
+
     # --- forward and backward of a segment
 
-    def _pass(self, op: Op) -> list[Held]:
+    def _taken_apart(self, op: Op) -> tuple[Segment, Operands]:
         segment = self.program.model.segments[self.program.stages[op.stage][op.segment]]
-        found = operands(op, segment)
-        match op.kind:
-            case Kind.FORWARD:
-                return self._forward(segment, found)
-            case Kind.BACKWARD:
-                return self._backward(segment, found, op)
-            case Kind.BACKWARD_INPUT:
-                return self._backward_input(segment, found)
-            case _:
-                return self._backward_weight(segment, found, op)
+        return segment, operands(op, segment)
 
     def _named(self, segment: Segment, found: Operands) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The inputs of an op and its weights, both by role."""
         specs = segment.inputs if found.outputs else segment.kept_inputs
         inputs = {f"input {t.name}": self.tensor(v) for t, v in zip(specs, found.inputs, strict=True)}
         weights: dict[str, Tensor] = {}
-        for group, value in zip(segment.groups, found.weights, strict=True):
+        for group, value in zip(segment.groups if found.weights else (), found.weights, strict=True):
             names = [param.name for param in group.params]
             weights |= dict(zip(names, views(self.tensor(value), group), strict=True))
         return inputs, weights
@@ -187,7 +191,7 @@ class Store:
         by_role = {types[v].role: self.tensor(v) for v in op.inputs[2:]}
         state, scale = by_role.get(Role.OPTIMIZER), by_role.get(Role.SCALE)
         if op.inputs[0] not in op.consumes:
-            weight = weight.clone()
+            weight, state = weight.clone(), None if state is None else state.clone()
         if scale is not None:
             gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32)) / scale.item()
         if self.record:

@@ -43,7 +43,7 @@ def _reduce(rank: RankProgram, mesh: Mesh, bucket_bytes: int | None) -> RankProg
     for axis in (axis for axis, degree in reversed(mesh.degrees) if degree > 1):
         partial = [(i, g) for i, g in finals if axis in types[g].layout.partial_axes()]
         current = [(i, newest.get(g, g)) for i, g in partial]
-        for bucket in reversed(_buckets(current, axis, types, bucket_bytes, _first_step(ops))):
+        for bucket in reversed(_buckets(current, axis, types, bucket_bytes, _steps(ops))):
             ops.insert(bucket.position + 1, _all_reduce(bucket, types))
         newest |= {g: f"{newest.get(g, g)}.{axis.value}" for _, g in partial}
         finals = _shift(finals, ops, newest)
@@ -62,24 +62,27 @@ def _shift(finals: list[tuple[int, Value]], ops: list[Op], newest: dict[Value, V
     return sorted((home[newest.get(g, g)], g) for _, g in finals)
 
 
-def _first_step(ops: list[Op]) -> int:
-    return next((i for i, op in enumerate(ops) if op.kind is Kind.STEP), len(ops))
+def _steps(ops: list[Op]) -> list[int]:
+    return [i for i, op in enumerate(ops) if op.kind is Kind.STEP]
 
 
 def _buckets(
-    gradients: list[tuple[int, Value]], axis: Axis, types: dict[Value, Type], limit: int | None, first_step: int
+    gradients: list[tuple[int, Value]], axis: Axis, types: dict[Value, Type], limit: int | None, steps: list[int]
 ) -> list[_Bucket]:
+    """A bucket is closed when it is full, and before a step that comes between two gradients."""
     if limit is None:
-        return [_Bucket(max(i, first_step - 1) if i < first_step else i, axis, (g,)) for i, g in gradients]
-    buckets, filling, filled = [], [], 0
-    for i, g in gradients:
+        return [_Bucket(next(s for s in steps if s > i) - 1, axis, (g,)) for i, g in gradients]
+    buckets: list[_Bucket] = []
+    filling: list[Value] = []
+    filled = 0
+    positions = [i for i, _ in gradients]
+    after_all = max(steps, default=0) + 1
+    for (i, g), following in zip(gradients, [*positions[1:], after_all], strict=False):
         filling.append(g)
         filled += num_bytes(types[g].size, {}, 0)
-        if filled >= limit:
+        if filled >= limit or any(i < step < following for step in steps):
             buckets.append(_Bucket(i, axis, tuple(filling)))
             filling, filled = [], 0
-    if filling:
-        buckets.append(_Bucket(gradients[-1][0], axis, tuple(filling)))
     return buckets
 
 

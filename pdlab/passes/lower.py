@@ -127,7 +127,6 @@ class _Rank:
         so_far, written = self._accumulate(op, segment)
         return Operands(
             inputs=tuple(self._tensor(t, op.microbatch) for t in segment.kept_inputs),
-            weights=self._weights(op, segment),
             carried=(self._left("pending", Role.PENDING, segment, segment.pending, op.microbatch),),
             so_far=so_far,
             weight_gradients=written,

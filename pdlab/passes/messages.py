@@ -36,7 +36,7 @@ def _connect(program: Program, line: tuple[int, ...]) -> list[RankProgram]:
             for position, use, value in sorted(messages, reverse=True):
                 latest = min(latest, use)
                 receives.setdefault((rank, latest), []).insert(0, Op(Kind.RECV, writes=(value,), peer=source))
-                sends.setdefault((source, position), []).append(Op(Kind.SEND, inputs=(value,), peer=rank))
+                sends.setdefault((source, position), []).insert(0, Op(Kind.SEND, inputs=(value,), peer=rank))
     return [_rebuild(program.ranks[rank], rank, sends, receives) for rank in line]
 
 

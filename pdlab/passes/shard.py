@@ -46,14 +46,15 @@ class _Sharding:
             self.ops += gather
         use = 0
         for op in self.rank.ops:
-            if op.kind not in PASS_KINDS or not self._groups(op):
+            if op.kind not in PASS_KINDS:
                 self.ops.append(op)
                 continue
             ahead = use + self.prefetch + 1
-            self._use(op, use, token=ahead < len(gathers))
-            self.ops += gathers[ahead] if ahead < len(gathers) else []
+            gathered = bool(self._groups(op))
+            self._use(op, use, token=gathered and ahead < len(gathers))
+            self.ops += gathers[ahead] if gathered and ahead < len(gathers) else []
             self._scatter_gradients(op)
-            use += 1
+            use += gathered
         return replace(self.rank, ops=tuple(self.ops), types=self.types)
 
     def _groups(self, op: Op) -> tuple[Value, ...]:

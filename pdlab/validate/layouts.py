@@ -53,15 +53,16 @@ def _check_pass(graph: Graph, row: int, needs: Needs) -> None:
     pattern = needs.of(op, len(given))
     if pattern is None or len(written) != len(pattern[1]):
         raise _miscounted(graph, row, needs)
-    num_rows = program.rows[program.mesh.data_shard(graph.rank_of[row])][op.microbatch]
+    num_rows = needs.rows[graph.rank_of[row]][op.microbatch]
     for value, need in zip((*given, *written), (*pattern[0], *pattern[1]), strict=True):
         t = types[value]
         if not need.met_by(t):
             raise _miswritten(graph, row, value, need) if value in written else _misgiven(graph, row, value, need)
         size = need.size(num_rows, op.microbatch)
         if t.size != size and size is not None:
-            text = f"handles {value!r}, typed with {t.size} bytes; {num_rows} rows of {need.of} have {size}"
-            raise fault(graph, row, f"{text}: correct its type, or give it a value of microbatch {op.microbatch}")
+            whole = f"{num_rows} rows of {need.of} have" if need.kept and need.kept.per_row else f"{need.of} has"
+            text = f"handles {value!r}, typed with {t.size} bytes; {whole} {size}: correct its type"
+            raise fault(graph, row, f"{text}, or give it a value of microbatch {op.microbatch}")
 
 
 def _miscounted(graph: Graph, row: int, needs: Needs) -> ProgramError:

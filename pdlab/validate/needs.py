@@ -5,6 +5,7 @@ The order of the operands is that of `pdlab.signature`; nothing here knows it by
 
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from pdlab.mesh import DATA_AXES, LOCAL, PARTIAL, REPLICATED, Axis, Layout, Mesh, Spread
@@ -60,6 +61,11 @@ class Needs:
     program: Program
     known: dict[tuple[Kind, int, int, int], Pattern | None] = field(default_factory=dict)
 
+    @cached_property
+    def rows(self) -> list[tuple[int, ...]]:
+        """For each rank the rows of its microbatches."""
+        return [self.program.rows[self.program.mesh.data_shard(rank)] for rank in range(self.program.mesh.size)]
+
     def segment(self, op: Op) -> Segment | None:
         """The segment that a pass runs, None if the program has none of that number."""
         stages = self.program.stages
@@ -99,7 +105,7 @@ def _pattern(program: Program, kind: Kind, segment: Segment, so_far: bool) -> Pa
     gradients = [weight_gradient(group, program.mesh) for group in segment.groups]
     found = Operands(
         inputs=these("input", _each(_tensor, model, segment.inputs if forward else segment.kept_inputs)),
-        weights=these("weight", (_weight(g) for g in segment.groups)),
+        weights=these("weight", (_weight(g) for g in (segment.groups if forward or to_input else ()))),
         carried=these("carried", () if forward else (saved,) if to_input else (pending,)),
         output_gradients=these("dy", _each(_gradient, model, segment.graded_outputs if to_input else ())),
         so_far=these("so far", gradients if so_far else ()),
