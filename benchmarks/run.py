@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from pdlab import models
-from pdlab.compare import compare
+from pdlab.compare import compare_strategy
 from pdlab.costs import Uniform
 from pdlab.launch import Ranks
 from pdlab.simulate import run_plan, start_plan
@@ -39,10 +39,11 @@ def prediction() -> None:
     with Ranks(RANKS) as pool:
         for strategy in STRATEGIES:
             plan = strategy.on(RANKS, Plan(microbatches=MICROBATCHES, batch=BATCH))
-            found = compare(strategy, plan, pool)
+            found = compare_strategy(strategy.name, plan, pool)
             row = found.summary()
             same = "equal" if found.predicted.moved == found.measured.moved else "DIFFER"
             peak = 100 * (float(str(row["peak_bytes_simulated"])) / float(str(row["peak_bytes_measured"])) - 1)
+            assert found.error_pct is not None
             errors.append(abs(found.error_pct))
             numbers = f"{found.error_pct:>+9.2f}% {same:>9} {peak:>+9.2f}% {found.grad_max_rel_error:>9.1e}"
             print(f"  {strategy.name:<10} {numbers}", flush=True)

@@ -16,8 +16,7 @@ def to_chrome(trace: Trace) -> str:
         events.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
         events.append({"name": "process_sort_index", "ph": "M", "pid": rank, "args": {"sort_index": rank}})
         streams: dict[str, int] = {}
-        for row in trace.rows_of(rank):
-            op = trace.program.ranks[rank].ops[row - trace.rows_of(rank).start]
+        for row, op in zip(trace.rows_of(rank), trace.program.ranks[rank].ops, strict=True):
             thread = streams.setdefault(str(op.stream), len(streams))
             events.append(
                 {

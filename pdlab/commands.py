@@ -4,18 +4,22 @@ import json
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pdlab import chrome, forms, metrics, models, strategies
 from pdlab.costs import Link, Uniform
+from pdlab.depend import ProgramError
 from pdlab.files import write_whole
 from pdlab.mesh import Axis
 from pdlab.models import Model
+from pdlab.ops import Op
 from pdlab.program import Program
 from pdlab.simulate import read_trace, run_plan, start_plan
 from pdlab.strategies import Plan, Strategy
 from pdlab.trace import Trace
+from pdlab.validate import describe, validate
 
 ACTIVATION_UNITS = ("MB", "MW")
 
@@ -91,60 +95,90 @@ def parse_costs(text: str) -> dict[str, float]:
     return costs
 
 
-ModelOf = Callable[[Plan, int, bool], Model]
-"""From a plan, the number of stages and whether the strategy is a pipeline to a model."""
+ModelOf = Callable[[Plan, bool], Model]
+"""From a plan, and whether its strategy is a pipeline, to a model."""
+
+
+BatchOf = Callable[[Plan], int]
+"""From a plan to the samples of a step."""
 
 
 def _nominal(units: dict[str, float]) -> ModelOf:
-    """One layer per stage for a pipeline; four where the model is whole, so that buckets and gathers have something
-    to do."""
+    """One layer per stage for a pipeline; four where the model is whole, so that buckets and gathers have work."""
 
-    def make(plan: Plan, num_stages: int, is_pipeline: bool) -> Model:
-        layers = num_stages if is_pipeline else 4 * num_stages
+    def make(plan: Plan, is_pipeline: bool) -> Model:
+        layers = plan.pp if is_pipeline else 4 * plan.pp
         return models.nominal(layers, units.get("MB", 1.0), units.get("MW", 1.0), tp=plan.tp)
 
     return make
 
 
-def _plan(given: Namespace, batch: int | None = None) -> Plan:
-    if given.microbatches < 1:
-        raise ValueError(f"--microbatches {given.microbatches}; give at least 1")
+def _plan(given: Namespace) -> Plan:
     if given.virtual != 1:
         raise ValueError(f"--virtual {given.virtual}: these schedules have one stage per rank; leave it at 1")
-    return Plan(pp=given.pp, dp=given.dp, tp=given.tp, microbatches=given.microbatches, batch=batch)
+    return Plan(pp=given.pp, dp=given.dp, tp=given.tp, microbatches=given.microbatches)
 
 
-def _program(given: Namespace, model_of: ModelOf, batch: int | None = None) -> Program:
-    """The program of a strategy's name, or of a file."""
+def _program(given: Namespace, model_of: ModelOf, batch: BatchOf | None = None) -> Program:
+    """The program of a strategy's name, or of a file; a faulty one is shown with the cells at fault marked."""
     if given.strategy.endswith((".csv", ".json")):
-        return _from_file(Path(given.strategy), given, model_of, batch)
-    strategy, plan = strategies.get(given.strategy), _plan(given, batch)
-    return strategies.build(strategy, plan, model_of(plan, plan.pp, strategy.axis is Axis.PP))
+        program = _from_file(Path(given.strategy), given, model_of, batch)
+        try:
+            validate(program)
+        except ProgramError as error:
+            raise ProgramError(describe(program, error), error.cells) from None
+        return program
+    strategy, plan = strategies.get(given.strategy), _plan(given)
+    plan = replace(plan, batch=batch(plan) if batch else None)
+    return strategies.build(strategy, plan, model_of(plan, strategy.axis is Axis.PP))
 
 
-def _from_file(path: Path, given: Namespace, model_of: ModelOf, batch: int | None) -> Program:
+def _from_file(path: Path, given: Namespace, model_of: ModelOf, batch: BatchOf | None) -> Program:
     """A program that `show` wrote: JSON is complete, CSV is an order that is lowered anew."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not text; give a file written by `pdlab show --format csv` or json") from None
+    text = forms.read_text(path)
     try:
         if path.suffix == ".json":
             return forms.from_json(text)
-        schedule = forms.parse_csv(text)
+        plan, schedule = _placed(forms.parse_csv(text), given)
+        plan = replace(plan, batch=batch(plan) if batch else None)
+        return strategies.lower_schedule(path.stem, schedule, plan, model_of(plan, True))
+    except ProgramError:
+        raise
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    given.pp = len(schedule)
-    given.microbatches = 1 + max(op.microbatch for ops in schedule for op in ops)
-    plan = _plan(given, batch)
-    return strategies.lower_schedule(path.stem, schedule, plan, model_of(plan, plan.pp, True))
+
+
+def _placed(rows: list[list[Op]], given: Namespace) -> tuple[Plan, list[list[Op]]]:
+    """The rows of a table on the mesh of --dp and --tp: replicas have the same row, and one of each is the schedule."""
+    replicas = given.dp * given.tp
+    if given.dp < 1 or given.tp < 1 or len(rows) % replicas:
+        raise ValueError(f"{len(rows)} rows for --dp {given.dp} and --tp {given.tp}; give a row for each of the ranks")
+    microbatches = 1 + max(op.microbatch for ops in rows for op in ops)
+    plan = Plan(pp=len(rows) // replicas, dp=given.dp, tp=given.tp, microbatches=max(1, microbatches))
+    schedule: list[list[Op]] = [[] for _ in range(plan.pp)]
+    for rank, ops in enumerate(rows):
+        stage = plan.mesh.coordinates[rank][Axis.PP]
+        if schedule[stage] and schedule[stage] != ops:
+            raise ValueError(f"row {rank + 1} differs from that of another replica of its stage; make them the same")
+        schedule[stage] = ops
+    return plan, schedule
 
 
 def run_strategy(given: Namespace) -> None:
-    """Run one strategy and lay the run beside its prediction."""
+    """Run one strategy, or the schedule in a file, and lay the run beside its prediction."""
     from pdlab import running
 
-    comparison = running.run_one(given, _plan(given))
+    def program_of(itemsize: int) -> Program:
+        def batch(plan: Plan) -> int:
+            return running.default_batch(given.batch, plan.mesh.size, plan.microbatches)
+
+        return _program(given, lambda plan, _: running.lab_model(given.model, plan.tp, itemsize), batch)
+
+    if given.strategy.endswith(".json"):
+        raise ValueError(
+            f"{given.strategy}: a JSON program has its own model and data; run the schedule from a CSV file"
+        )
+    comparison = running.run_one(program_of, given)
     if given.trace:
         write_whole(given.trace, chrome.to_chrome(comparison.measured))
     _print(comparison.summary(), as_json=given.json)
@@ -187,6 +221,8 @@ def _print(numbers: dict[str, Any], as_json: bool) -> None:
 
 
 def _human(value: object) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, dict):

@@ -6,7 +6,6 @@ what the strategies add to it: bubbles, communication, memory.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import nan
 from statistics import median
 
 from pdlab import data, metrics, models, reference
@@ -20,7 +19,7 @@ from pdlab.models import Model
 from pdlab.program import Program
 from pdlab.simulate import simulate
 from pdlab.state import FLOAT, Batch, assemble, initial_parameters
-from pdlab.strategies import Plan, Strategy, build
+from pdlab.strategies import Plan, build, get
 from pdlab.trace import Mode, Trace
 
 TEACHING_COSTS = Uniform(F=0.040, B=0.080, I=0.040, W=0.040, comm=0.008)
@@ -32,33 +31,31 @@ ModelOf = Callable[[int, int], Model]
 
 @dataclass(frozen=True)
 class Comparison:
-    """One strategy predicted and run."""
+    """One program predicted and run."""
 
-    strategy: str
-    plan: Plan
     predicted: Trace
     measured: Trace
-    measured_s: float
+    measured_s: float | None
     grad_max_rel_error: float
 
     @property
-    def error_pct(self) -> float:
-        """How much longer the run took than predicted; nan where no time was measured (local mode)."""
-        return 100 * (self.measured_s / self.predicted.makespan - 1)
+    def error_pct(self) -> float | None:
+        """How much longer the run took than predicted; None where no time was measured (local mode)."""
+        return None if self.measured_s is None else 100 * (self.measured_s / self.predicted.makespan - 1)
 
     def summary(self) -> dict[str, object]:
         """The line of summary.csv."""
         mode = self.measured.provenance.mode
         return {
-            "strategy": self.strategy,
-            "ranks": self.plan.mesh.size,
-            "microbatches": self.plan.microbatches,
+            "strategy": self.predicted.program.name,
+            "ranks": self.predicted.program.mesh.size,
+            "microbatches": self.predicted.program.num_microbatches,
             "mode": mode.value,
             "simulated_s": self.predicted.makespan,
             "measured_s": self.measured_s,
             "error_pct": self.error_pct,
             "bubble_simulated": metrics.bubble_fraction(self.predicted),
-            "bubble_measured": metrics.bubble_fraction(self.measured) if mode is not Mode.LOCAL else nan,
+            "bubble_measured": metrics.bubble_fraction(self.measured) if mode is not Mode.LOCAL else None,
             "bytes_simulated": sum(self.predicted.moved),
             "bytes_measured": sum(self.measured.moved),
             "peak_bytes_simulated": max(metrics.peak_bytes_per_rank(self.predicted)),
@@ -78,36 +75,46 @@ def lab_transformer(tp: int, itemsize: int) -> Model:
     return models.transformer(width=16, depth=1, heads=4, itemsize=itemsize, tp=tp)
 
 
+ProgramOf = Callable[[int], Program]
+"""From the bytes of a number to a program: the same one for a timed run and for an exact one."""
+
+
 def compare(
-    strategy: Strategy,
-    plan: Plan,
+    program_of: ProgramOf,
     pool: Ranks | None,
     *,
-    model_of: ModelOf = lab_transformer,
     costs: Costs = TEACHING_COSTS,
     steps: int = 5,
     settings: Settings | None = None,
 ) -> Comparison:
-    """Predict a strategy, run it (paced on a pool, or in this process if there is none), check its gradients.
+    """Predict a program, run it (paced on a pool, or in this process if there is none), check its gradients.
 
-    The time is the median over `steps` steps after one to warm up, and the trace is that of the median step.
-    Gradients come from the same program in float64.
+    The time is the median over `steps` steps after one to warm up, and the trace is that of the median step. Gradients
+    come from the same program in float64.
     """
     settings = settings or Settings()
-    program, exact = (build(strategy, plan, model_of(plan.tp, itemsize)) for itemsize in (4, 8))
+    program, exact = program_of(4), program_of(8)
     batch = digits_batch(program.batch, settings.seed)
     predicted = simulate(program, costs)
     checked = replace(settings, record=True)
+    seconds = None
     if pool is None:
-        measured, seconds = run_local([program], batch, settings).trace, nan
+        measured = run_local([program], batch, settings).trace
         gradients = run_local([exact], batch, checked)
     else:
-        repeated = pool.run([program], batch, pace=costs, steps=steps + 1, settings=settings)
+        repeated = pool.run(program, batch, pace=costs, steps=steps + 1, settings=settings)
         traces = [repetition[-1] for repetition in repeated.traces[1:]]
         measured, seconds = median_trace(traces), median(trace.makespan for trace in traces)
-        gradients = pool.run([exact], batch, settings=checked)
-    error = gradient_error(exact, gradients, batch, settings.seed)
-    return Comparison(strategy.name, plan, predicted, measured, seconds, error)
+        gradients = pool.run(exact, batch, settings=checked)
+    return Comparison(predicted, measured, seconds, gradient_error(exact, gradients, batch, settings.seed))
+
+
+def compare_strategy(
+    name: str, plan: Plan, pool: Ranks | None, *, model_of: ModelOf = lab_transformer, steps: int = 5
+) -> Comparison:
+    """`compare` for a strategy by its name, on a model for the plan's tensor degree."""
+    strategy = get(name)
+    return compare(lambda itemsize: build(strategy, plan, model_of(plan.tp, itemsize)), pool, steps=steps)
 
 
 def median_trace(traces: Sequence[Trace]) -> Trace:

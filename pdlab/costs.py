@@ -7,7 +7,7 @@ zero-bubble paper assumes (each takes its latency plus its time on the wire), `c
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from pdlab.models.spec import Flops, Segment
 from pdlab.ops import COLLECTIVE_KINDS, PASS_KINDS, Kind, Op
@@ -70,8 +70,8 @@ class Uniform:
     """The same cost for every stage, shared equally by its segments.
 
     F, B (full), I (for the input), W (for the weights) are per stage and microbatch, and B = I + W: of what is not
-    given, I and W are half of B, or 1. `comm` is one message, however large; a collective takes `wire_factor` of it,
-    as a ring does whose steps cost that much together. `step` is the optimizer step of a stage.
+    given, I and W are half of B, or 1. `comm` is one message, however large; a
+    collective takes as many of them as its ring has rounds. `step` is the optimizer step of a stage.
     """
 
     F: float = 1.0
@@ -102,17 +102,21 @@ class Uniform:
         return "costs " + " ".join(f"{name}={getattr(self, name):g}" for name in COST_NAMES)
 
     def seconds(self, op: Op, rank: int, program: Program, facts: Facts) -> float:
-        if op.kind in PASS_KINDS:
-            return self._of_stage(op.kind) / len(program.stages[op.stage])
-        if op.kind is Kind.STEP:
-            weights = sum(num_bytes(program.ranks[rank].types[v].size, facts, rank) for v in op.inputs[:1])
-            return self.step * weights / _stage_weights(op.stage, program) if self.step else 0.0
-        if op.kind in (Kind.SEND, Kind.RECV):
-            return self.comm
-        if op.kind in COLLECTIVE_KINDS:
-            assert op.axis is not None
-            return self.comm * ring_rounds(op.kind, program.mesh.degree(op.axis))
-        return 0.0
+        match op.kind:
+            case Kind.FORWARD | Kind.BACKWARD | Kind.BACKWARD_INPUT | Kind.BACKWARD_WEIGHT:
+                return self._of_stage(op.kind) / len(program.stages[op.stage])
+            case Kind.STEP:
+                weights = sum(num_bytes(program.ranks[rank].types[v].size, facts, rank) for v in op.inputs[:1])
+                return self.step * weights / _stage_weights(op.stage, program)
+            case Kind.SEND | Kind.RECV:
+                return self.comm
+            case Kind.ALL_REDUCE | Kind.ALL_GATHER | Kind.REDUCE_SCATTER | Kind.ALL_TO_ALL:
+                assert op.axis is not None
+                return self.comm * ring_rounds(op.kind, program.mesh.degree(op.axis))
+            case Kind.ADD | Kind.FINITE | Kind.FREE:
+                return 0.0
+            case _:
+                assert_never(op.kind)
 
     def _of_stage(self, kind: Kind) -> float:
         assert self.B is not None and self.I is not None and self.W is not None

@@ -11,7 +11,7 @@ together.
 from dataclasses import dataclass, field
 
 from pdlab.mesh import Mesh
-from pdlab.ops import COLLECTIVE_KINDS, Kind, Op, Stream, Value, label
+from pdlab.ops import COLLECTIVE_KINDS, Kind, Op, Stream, Value, label, payload
 from pdlab.program import Program, RankProgram
 
 
@@ -72,7 +72,7 @@ def _add_rank(graph: Graph, r: int, rank: RankProgram) -> None:
     for position, op in enumerate(rank.ops):
         row = len(graph.ops)
         waits = []
-        for value in op.operands:
+        for value in _once(graph, r, position, op):
             life = values.get(value)
             if life is None or life.end >= 0:
                 _bad_use(graph, r, position, op, value, life)
@@ -98,6 +98,18 @@ def _add_rank(graph: Graph, r: int, rank: RankProgram) -> None:
         graph.previous.append(heads.get(op.stream, -1))
         heads[op.stream] = row
         graph.waits.append(sorted(set(waits)))
+
+
+def _once(graph: Graph, r: int, position: int, op: Op) -> tuple[Value, ...]:
+    """The operands of an op, each named only once."""
+    for values, verb in ((op.operands, "is given"), (op.writes, "writes")):
+        if len(set(values)) < len(values):
+            twice = next(value for value in values if values.count(value) > 1)
+            raise ProgramError(
+                f"rank {r}, op {position} ({op}) {verb} {twice!r} twice; give the second one another name",
+                ((r, position),),
+            )
+    return op.operands
 
 
 def _bad_use(graph: Graph, r: int, position: int, op: Op, value: Value, life: _Life | None) -> None:
@@ -147,7 +159,8 @@ def _channel(mesh: Mesh, rank: int, op: Op) -> tuple[object, ...] | None:
     if op.kind is Kind.RECV:
         return ("p2p", op.peer, rank, 2)
     if op.kind in COLLECTIVE_KINDS:
-        assert op.axis is not None
+        if op.axis is None:
+            raise ProgramError(f"rank {rank}: {op} names no axis; a collective says which group it is of")
         members = mesh.group(rank, op.axis)
         return ("group", op.axis, members, len(members))
     return None
@@ -160,8 +173,8 @@ def _match(graph: Graph, rows: list[int]) -> None:
         op = graph.ops[row]
         message = first.kind in (Kind.SEND, Kind.RECV)
         same = {op.kind, first.kind} == {Kind.SEND, Kind.RECV} if message else op.kind is first.kind
-        payload = (op.inputs or op.writes)[:1] == (first.inputs or first.writes)[:1] if message else True
-        if not same or not payload or (len(op.writes) != len(first.writes) and not message):
+        carried = {payload(x.inputs if x.kind is Kind.SEND else x.writes)[:1] for x in (op, first)}
+        if not same or (len(carried) > 1 if message else len(op.writes) != len(first.writes)):
             raise ProgramError(
                 f"{graph.describe(rows[0])} meets {graph.describe(row)}; both sides of a communication must name "
                 "the same operation and value, in the same order on every member",

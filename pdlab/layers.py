@@ -20,9 +20,9 @@ def linear(tape: Tape, x: Tensor, weights: Mapping[str, Tensor], name: str = "")
     return _Linear.apply(x, weights[f"{name}weight"], weights.get(f"{name}bias"), tape, name)
 
 
-def convolution(tape: Tape, x: Tensor, weight: Tensor, name: str = "") -> Tensor:
+def convolution(tape: Tape, x: Tensor, weight: Tensor) -> Tensor:
     """Same-size convolution without bias; x [n, in, h, w], weight [out, in, k, k] with odd k, result [n, out, h, w]."""
-    return _Convolution.apply(x, weight, tape, name)
+    return _Convolution.apply(x, weight, tape)
 
 
 class _Linear(torch.autograd.Function):
@@ -48,19 +48,19 @@ class _Linear(torch.autograd.Function):
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, tape: Tape, name: str) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, tape: Tape) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.tape, ctx.name, ctx.padding = tape, name, weight.shape[-1] // 2
+        ctx.tape, ctx.padding = tape, weight.shape[-1] // 2
         return torch.nn.functional.conv2d(x, weight, padding=ctx.padding)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        name, padding, shape = ctx.name, ctx.padding, weight.shape
+        padding, shape = ctx.padding, weight.shape
 
         def rule(x: Tensor, dy: Tensor) -> dict[str, Tensor]:
-            return {f"{name}weight": grad.conv2d_weight(x, shape, dy, padding=padding)}
+            return {"weight": grad.conv2d_weight(x, shape, dy, padding=padding)}
 
         ctx.tape.weight_gradient(rule, x, dy)
         dx = grad.conv2d_input(x.shape, weight, dy, padding=padding) if ctx.needs_input_grad[0] else None
-        return dx, None, None, None
+        return dx, None, None

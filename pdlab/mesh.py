@@ -19,7 +19,7 @@ class Axis(Enum):
     PP = "pp"
     TP = "tp"
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # members are singletons, and Enum's own hash runs in Python
 
 
 DATA_AXES = (Axis.DP, Axis.EP)

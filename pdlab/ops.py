@@ -37,7 +37,7 @@ class Kind(Enum):
     REDUCE_SCATTER = "REDUCE_SCATTER"
     ALL_TO_ALL = "ALL_TO_ALL"
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # members are singletons, and Enum's own hash runs in Python
 
 
 PASS_KINDS = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT})
@@ -55,7 +55,7 @@ class Lane(Enum):
     TO = "to"
     FROM = "from"
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # members are singletons, and Enum's own hash runs in Python
 
 
 class Stream(NamedTuple):

@@ -7,10 +7,7 @@ from torch import Tensor, float32
 
 
 class Optimizer(Protocol):
-    """`state_bytes` is what it keeps per weight element; plain SGD keeps nothing."""
-
-    @property
-    def state_bytes(self) -> int: ...
+    """Whether it keeps state is said by the program: `optimizer_bytes` per weight element, as a value of its own."""
 
     def initial_state(self, weight: Tensor) -> Tensor: ...
 
@@ -24,7 +21,6 @@ class Sgd:
     """w <- w - lr g."""
 
     lr: float = 0.1
-    state_bytes: int = 0
 
     def initial_state(self, weight: Tensor) -> Tensor:
         return weight.new_zeros(0)
@@ -38,7 +34,6 @@ class MasterSgd:
     """SGD on a float32 copy of half-precision weights (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1)."""
 
     lr: float = 0.1
-    state_bytes: int = 4
 
     def initial_state(self, weight: Tensor) -> Tensor:
         return weight.to(float32)

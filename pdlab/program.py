@@ -29,7 +29,7 @@ class Role(Enum):
     SCALE = "loss scale"
     TOKEN = "token"
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # members are singletons, and Enum's own hash runs in Python
 
 
 class Sized(NamedTuple):

@@ -4,81 +4,82 @@ import os
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 from tqdm import tqdm
 
 from pdlab import models, plots, report
-from pdlab.compare import Comparison, compare, lab_transformer
+from pdlab.compare import Comparison, ProgramOf, compare, lab_transformer
 from pdlab.files import make_folder
 from pdlab.launch import Ranks
 from pdlab.models import Model
-from pdlab.strategies import Plan, Strategy, get
+from pdlab.strategies import Plan, Strategy, build
 from pdlab.trace import Mode
+from pdlab.validate import validate
 
 SAMPLES = 2
-"""Samples of each microbatch and data shard, times the ranks, where the user does not say."""
+"""Samples of each microbatch and rank, where the user does not say."""
 
 
-def run_one(given: Namespace, plan: Plan) -> Comparison:
-    """One strategy at the degrees that the user gave."""
-    size = plan.mesh.size
-    plan = replace(plan, batch=given.batch or SAMPLES * size * plan.microbatches)
-    strategy = get(given.strategy)
-    _check(strategy, plan, given)
-    with _pool(size, Mode(given.mode)) as pool:
-        return compare(strategy, plan, pool, model_of=_model_of(given.model), steps=given.steps)
+def lab_model(name: str, tp: int, itemsize: int) -> Model:
+    """The model that `--model` names."""
+    if name == "transformer":
+        return lab_transformer(tp, itemsize)
+    if tp > 1:
+        raise ValueError(f"--tp {tp} with --model {name}: it has no tensor-parallel form; use --model transformer")
+    return models.mlp(itemsize=itemsize)
+
+
+def default_batch(given: int | None, ranks: int, microbatches: int) -> int:
+    return SAMPLES * ranks * microbatches if given is None else given
+
+
+def run_one(program_of: ProgramOf, given: Namespace) -> Comparison:
+    """One program, from a strategy or a file."""
+    _check_steps(given.steps)
+    program = program_of(4)
+    with _pool(program.mesh.size, Mode(given.mode)) as pool:
+        return compare(program_of, pool, steps=given.steps)
 
 
 def compare_all(chosen: Sequence[Strategy], given: Namespace) -> None:
     """Several strategies on `--ranks` ranks each; the table on the screen, report and summary in the folder."""
-    plans = [_comparable(strategy, given) for strategy in chosen]
-    for strategy, plan in zip(chosen, plans, strict=True):
-        _check(strategy, plan, given)
+    _check_steps(given.steps)
+    made = [_program_of(strategy, given) for strategy in chosen]
+    for program_of in made:
+        validate(program_of(4))
     make_folder(given.out)
     done: list[Comparison] = []
     with _pool(given.ranks, Mode(given.mode)) as pool:
-        for strategy, plan in (bar := tqdm(list(zip(chosen, plans, strict=True)), unit="strategy", leave=False)):
+        for strategy, program_of in (bar := tqdm(list(zip(chosen, made, strict=True)), unit="strategy", leave=False)):
             bar.set_description(strategy.name)
-            done.append(compare(strategy, plan, pool, model_of=_model_of(given.model), steps=given.steps))
+            done.append(compare(program_of, pool, steps=given.steps))
     rows = [comparison.summary() for comparison in done]
-    figures = [(c.strategy, plots.compare(c.predicted, c.measured)) for c in done]
+    figures = [(comparison.predicted.program.name, figure(comparison)) for comparison in done]
     page = report.write_report(given.out, rows, figures, str(done[0].measured.provenance))
     table = report.write_summary(given.out, rows)
-    print(table_text(done))
+    print(table_text(rows))
     print(f"\nwrote {page} and {table}")
 
 
-def _comparable(strategy: Strategy, given: Namespace) -> Plan:
+def figure(comparison: Comparison) -> plots.Figure:
+    """Prediction over measurement, or the prediction alone where no time was measured."""
+    if comparison.measured.provenance.mode is Mode.LOCAL:
+        return plots.timeline(comparison.predicted)
+    return plots.compare(comparison.predicted, comparison.measured)
+
+
+def _program_of(strategy: Strategy, given: Namespace) -> ProgramOf:
     """The same number of samples for every strategy, and `--microbatches` microbatches on every data shard."""
     if given.ranks < 1:
         raise ValueError(f"--ranks {given.ranks}; give at least 1")
-    if given.microbatches < 1:
-        raise ValueError(f"--microbatches {given.microbatches}; give at least 1")
-    batch = given.batch or SAMPLES * given.ranks * given.microbatches
-    return strategy.on(given.ranks, Plan(microbatches=given.microbatches, batch=batch))
+    plan = Plan(microbatches=given.microbatches, batch=default_batch(given.batch, given.ranks, given.microbatches))
+    placed = strategy.on(given.ranks, plan)
+    return lambda itemsize: build(strategy, placed, lab_model(given.model, placed.tp, itemsize))
 
 
-def _check(strategy: Strategy, plan: Plan, given: Namespace) -> None:
-    """Everything that can be wrong with a plan is found before a process starts."""
-    from pdlab.strategies import build
-    from pdlab.validate import validate
-
-    if given.steps < 1:
-        raise ValueError(f"--steps {given.steps}; give at least 1")
-    validate(build(strategy, plan, _model_of(given.model)(plan.tp, 4)))
-
-
-def _model_of(name: str):  # type: ignore[no-untyped-def]
-    if name == "transformer":
-        return lab_transformer
-
-    def make(tp: int, itemsize: int) -> Model:
-        if tp > 1:
-            raise ValueError(f"--tp {tp} with --model mlp: it has no tensor-parallel form; use --model transformer")
-        return models.mlp(itemsize=itemsize)
-
-    return make
+def _check_steps(steps: int) -> None:
+    if steps < 1:
+        raise ValueError(f"--steps {steps}; give at least 1")
 
 
 @contextmanager
@@ -94,33 +95,24 @@ def _pool(size: int, mode: Mode) -> Iterator[Ranks | None]:
 
 
 HEADINGS = (
-    "strategy",
-    "predicted ms",
-    "measured ms",
-    "error %",
-    "bubble",
-    "measured",
-    "MB moved",
-    "peak MB",
-    "gradient error",
+    *("strategy", "predicted ms", "measured ms", "error %", "bubble", "measured"),
+    *("MB moved", "peak MB", "gradient error"),
 )
 
 
-def table_text(done: Sequence[Comparison]) -> str:
+def table_text(rows: Sequence[dict[str, object]]) -> str:
     """The comparison as a table for the screen."""
-    lines = [HEADINGS, *(_cells(c.summary()) for c in done)]
+    lines = [HEADINGS, *(_cells(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
     return "\n".join(
-        "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        )
+        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
         for line in lines
     )
 
 
 def _cells(row: dict[str, object]) -> tuple[str, ...]:
     def number(key: str, form: str, scale: float = 1.0) -> str:
-        return format(float(str(row[key])) * scale, form)
+        return "-" if row[key] is None else format(float(str(row[key])) * scale, form)
 
     return (
         str(row["strategy"]),

@@ -5,7 +5,7 @@ nothing, and a backward could never meet another weight version than its forward
 tensor that lies within an operand which operand and where in it, and the backward op's own operands take its place.
 One mechanism serves ZeRO-3's second gather, weight stashing and PipeDream without stashing.
 
-Operands are told apart by where they lie in memory only while the forward runs, when all of them are alive; what is
+Operands are told apart by where they lie in memory only while an op runs, when all of its operands are alive; what is
 kept is the operand's role, never an address.
 """
 

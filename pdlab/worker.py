@@ -7,12 +7,14 @@ It leaves no trace behind: when the pool's end of the connection closes, for wha
 import argparse
 import os
 import select
+import shutil
 import socket
 import sys
 import threading
 import time
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,8 @@ import torch
 import torch.distributed as dist
 
 from pdlab import wire
-from pdlab.depend import build
-from pdlab.execute.board import Board
+from pdlab.depend import Graph, build
+from pdlab.execute.board import Board, Progress
 from pdlab.execute.gloo import Gloo
 from pdlab.execute.process import Pace, Runner, Timeline
 from pdlab.execute.result import recorded
@@ -29,7 +31,6 @@ from pdlab.execute.settings import Settings, new_store
 from pdlab.execute.store import Store
 from pdlab.forms import from_json
 from pdlab.mesh import Mesh
-from pdlab.program import Program
 from pdlab.state import Batch
 
 LEAD_S = 0.005
@@ -50,13 +51,14 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_S)
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     channel.connect(arguments.control)
-    threading.Thread(target=_exit_with_pool, args=(channel,), daemon=True).start()
+    threading.Thread(target=_exit_with_pool, args=(channel, Path(arguments.control).parent), daemon=True).start()
     dist.init_process_group("gloo", store=dist.FileStore(arguments.store, size), rank=rank, world_size=size)
     wire.send(channel, {"rank": rank, "pid": os.getpid()})
-    Worker(channel, rank).serve()
+    Worker(channel, rank, size).serve()
 
 
-def _exit_with_pool(channel: socket.socket) -> None:
+def _exit_with_pool(channel: socket.socket, folder: Path) -> None:
+    """When the pool is gone, leave nothing of it."""
     while True:
         select.select([channel], [], [])
         try:
@@ -64,6 +66,7 @@ def _exit_with_pool(channel: socket.socket) -> None:
         except OSError:
             gone = True
         if gone:
+            shutil.rmtree(folder, ignore_errors=True)
             os._exit(1)
         time.sleep(0.1)
 
@@ -72,6 +75,7 @@ def _exit_with_pool(channel: socket.socket) -> None:
 class Worker:
     channel: socket.socket
     rank: int
+    pool_size: int
     transports: dict[Mesh, Gloo] = field(default_factory=dict)
 
     def serve(self) -> None:
@@ -103,20 +107,22 @@ class Worker:
         batch = Batch(tensors["pixels"].numpy(), tensors["labels"].numpy().astype(np.int64))
         settings = Settings.from_message(job["settings"])
         steps = []
+        graphs = [build(program) for program in programs]
         for _ in range(job["steps"]):
             store = new_store(programs[0], self.rank, batch, settings)
-            steps.append([self._once(program, store, job, i) for i, program in enumerate(programs)])
+            steps.append([self._once(graph, store, job, i) for i, graph in enumerate(graphs)])
         kept = {f"{what} {value}": t for what, tensors in recorded(store).items() for value, t in tensors.items()}
         return {"steps": steps}, kept
 
-    def _once(self, program: Program, store: Store, job: dict[str, Any], i: int) -> dict[str, Any]:
-        transport = self.transports[program.mesh]
-        graph = build(program)
+    def _once(self, graph: Graph, store: Store, job: dict[str, Any], i: int) -> dict[str, Any]:
+        mesh = graph.program.mesh
+        transport = self.transports[mesh]
         pace = None
         if job["pace"]:
             durations, board = job["pace"][i]
-            pace = Pace(durations, Board(board, program.mesh.size, len(graph.members), self.rank))
-        runner = Runner(graph, store, transport, pace, job["timeout_s"])
+            pace = Pace(durations, Board(board, mesh.size, len(graph.members), self.rank))
+        progress = Progress(job["progress"], self.pool_size)
+        runner = Runner(graph, store, transport, pace, job["timeout_s"], lambda at: progress.enter(self.rank, i, at))
         start = transport.agree(time.monotonic() + LEAD_S)
         return _as_message(runner.run(start), start)
 

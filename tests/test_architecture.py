@@ -26,7 +26,7 @@ LAYERS = (
     "simulate metrics chrome theme",
     "plots report",
     "data tape layers segments optimizers state execute reference",
-    "launch worker wire",
+    "launch pool worker wire",
     "compare train stock",
     "running commands",
     "cli widgets __main__",
@@ -36,11 +36,11 @@ RANK_OF_MODULE = {name: rank for rank, layer in enumerate(LAYERS) for name in la
 # The running half. Everything else draws, checks and simulates on a machine without torch.
 TORCH_ALLOWED = (
     *("tape", "layers", "segments", "optimizers", "state", "execute", "reference"),
-    *("launch", "worker", "wire", "stock", "train", "compare", "running"),
+    *("launch", "pool", "worker", "wire", "stock", "train", "compare", "running"),
 )
 
 # Starting a process means handing it an environment; nobody else looks at one.
-ENVIRONMENT_ALLOWED = ("launch", "worker")
+ENVIRONMENT_ALLOWED = ("pool", "worker")
 
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 40

@@ -43,3 +43,23 @@ class Board:
                 raise TimeoutError(f"waited {timeout:g} s for ranks {late} to arrive")
             time.sleep(POLL_S)
         return max(arrivals)
+
+
+class Progress:
+    """Which op each rank is at, kept where it can be read after the rank has died: (program, position), -1 before the
+    first."""
+
+    def __init__(self, path: Path | str, size: int) -> None:
+        self._at = np.memmap(path, np.int64, "r+", shape=(size, 2))
+
+    @classmethod
+    def create(cls, path: Path, size: int) -> "Progress":
+        np.memmap(path, np.int64, "w+", shape=(size, 2))[:] = (0, -1)
+        return cls(path, size)
+
+    def enter(self, rank: int, program: int, position: int) -> None:
+        self._at[rank] = program, position
+
+    def of(self, rank: int) -> tuple[int, int]:
+        program, position = self._at[rank]
+        return int(program), int(position)

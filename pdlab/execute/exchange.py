@@ -98,8 +98,12 @@ def sent_bytes(op: Op, store: Store, members: int) -> int:
             return num_bytes(store.tensors(op.inputs)) * members
         case Kind.REDUCE_SCATTER:
             return num_bytes([pad(store.tensor(op.inputs[0]), members)])
-        case _:
+        case Kind.RECV | Kind.STEP | Kind.ADD | Kind.FINITE | Kind.FREE:
             return 0
+        case Kind.FORWARD | Kind.BACKWARD | Kind.BACKWARD_INPUT | Kind.BACKWARD_WEIGHT:
+            return 0
+        case _:
+            assert_never(op.kind)
 
 
 def num_bytes(tensors: Sequence[Tensor]) -> int:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pdlab.execute.exchange import num_bytes, reduces_by_and, split_sizes, whole_length
+from pdlab.execute.exchange import num_bytes, reduces_by_and, sent_bytes, split_sizes, together, whole_length
 from pdlab.execute.store import Store
 from pdlab.mesh import Axis, Mesh
 from pdlab.ops import Kind, Op
@@ -27,7 +27,7 @@ class Posted(NamedTuple):
 
 
 class Gloo:
-    """The groups of one mesh, and each communication op as calls of torch.distributed.
+    """The groups of one mesh (an axis of degree 1 needs none), and each communication op as calls of torch.distributed.
 
     Every process of the pool has to construct it, also those that the mesh leaves idle: making a group is collective.
     """
@@ -65,6 +65,9 @@ class Gloo:
             buffer = _buffer(op, store)
             return Posted(dist.irecv(buffer, op.peer), [buffer], 0)
         assert op.axis is not None
+        if op.axis not in self.groups:
+            (results,) = together(store.program, op, [store.rank], [inputs])
+            return Posted(None, results, sent_bytes(op, store, 1))
         group = self.groups[op.axis]
         match op.kind:
             case Kind.ALL_REDUCE:
@@ -87,6 +90,8 @@ class Gloo:
 
     def _read(self, op: Op, store: Store, posted: Posted) -> list[Tensor]:
         """The values that the op writes, out of what arrived: several summed values travelled as one buffer."""
+        if op.axis not in self.groups:
+            return posted.results
         if op.kind is Kind.ALL_REDUCE:
             inputs = store.tensors(op.inputs)
             pieces = posted.results[0].split([t.numel() for t in inputs])

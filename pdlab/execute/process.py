@@ -7,7 +7,7 @@ still show their true order, overlap and bubbles.
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pdlab.depend import Graph
@@ -45,13 +45,15 @@ class Pace:
 
 @dataclass
 class Runner:
-    """Runs one program on one rank. `pace` holds its ops, None lets it run as fast as it goes."""
+    """Runs one program on one rank. `pace` holds its ops, None lets it run as fast as it goes. `enter` is told the
+    position of each op that the rank's compute stream comes to, before it waits for anything."""
 
     graph: Graph
     store: Store
     transport: Gloo | None
     pace: Pace | None
     timeout: float
+    enter: Callable[[int], None]
 
     def __post_init__(self) -> None:
         rank = self.store.rank
@@ -109,6 +111,8 @@ class Runner:
         hold(start)
         for i in positions:
             try:
+                if self.ops[i].stream == COMPUTE:
+                    self.enter(i)
                 self._wait(i)
                 if self.failure is None:
                     self._perform(i)

@@ -11,7 +11,7 @@ from enum import Enum
 from functools import cached_property
 from math import prod
 
-from pdlab.mesh import REPLICATED, Axis, Layout, Spread
+from pdlab.mesh import REPLICATED, Axis, Layout
 from pdlab.ops import Kind
 
 
@@ -224,8 +224,3 @@ class Model:
             tuple(item for layer in self.layers[start:end] for item in layer)
             for start, end in zip(starts, ends, strict=True)
         )
-
-
-def is_sharded(layout: Layout, axis: Axis) -> bool:
-    place = layout.at(axis)
-    return place is not None and place.spread is Spread.SHARD

@@ -8,6 +8,7 @@ between ranks (`insert_messages` does) and frees nothing (`consume_last_uses` do
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pdlab.depend import ProgramError
 from pdlab.mesh import DATA_AXES, LOCAL, PARTIAL, Axis, Layout, Mesh, shard
 from pdlab.models.spec import Exchange, Group, Item, Kept, Model, Segment, Tensor
 from pdlab.ops import Kind, Op, Value
@@ -30,6 +31,12 @@ def lower(
 ) -> Program:
     """Lower a schedule onto a mesh. `optimizer_bytes` is the optimizer state per weight element (0 for plain SGD)."""
     stages = model.stages(num_stages)
+    for op in (op for ops in schedule for op in ops):
+        if not (0 <= op.stage < num_stages and op.microbatch < len(rows[0])):
+            raise ProgramError(
+                f"{op} in a schedule of {num_stages} stages and {len(rows[0])} microbatches; "
+                "number both from 0, and give each stage a rank of its own"
+            )
     ranks = []
     for rank in range(mesh.size):
         lowering = _Rank(model, mesh, rows[mesh.data_shard(rank)], stages, optimizer_bytes)
@@ -149,6 +156,8 @@ class _Rank:
         for index, segment in enumerate(item for item in items if isinstance(item, Segment)):
             for group in segment.groups:
                 step, count = self.accumulated.get(group.name, (0, 0))
+                if not count:
+                    raise ProgramError(f"{op}: stage {op.stage} steps with no backward since its last step; add one")
                 old, new = self._weight(group, version), self._weight(group, version + 1, given=False)
                 inputs, writes = [old, f"{group.name}.g{step}#{count - 1}"], [new]
                 if self.optimizer_bytes:

@@ -1,8 +1,10 @@
 """Pictures of traces: every plot is a pure function from one trace, or two, to a figure."""
 
+from matplotlib.figure import Figure
+
 from pdlab.plots.compare import compare
 from pdlab.plots.gallery import gallery
 from pdlab.plots.memory import live_bytes
 from pdlab.plots.timeline import timeline
 
-__all__ = ["compare", "gallery", "live_bytes", "timeline"]
+__all__ = ["Figure", "compare", "gallery", "live_bytes", "timeline"]

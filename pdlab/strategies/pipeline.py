@@ -10,7 +10,8 @@ from pdlab.ops import STEP, B, F, I, Op, W
 
 
 def gpipe(stage: int, num_stages: int, num_microbatches: int) -> Iterator[Op]:
-    """All forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965).
+    """All forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965). Backwards go in the order of the
+    forwards; the paper draws them reversed, which takes as long.
 
     rank 0  |F0|F1|F2|F3|        ·        |B0 |B1 |B2 |B3 |
     rank 1     |F0|F1|F2|F3|          |B0 |B1 |B2 |B3 |
