@@ -146,13 +146,11 @@ class Pool:
     def close(self) -> None:
         """End every process and remove every file. Safe to call twice."""
         for channel in self.channels.values():
+            channel.settimeout(PATIENCE_S)
             try:
-                channel.settimeout(PATIENCE_S)
                 wire.send(channel, {"do": "stop"})
             except OSError:
-                pass
-            channel.close()
-        self.channels = {}
+                continue
         _, alive = psutil.wait_procs(self._workers, PATIENCE_S if self._workers else 0)
         for process in alive:
             process.kill()
@@ -161,6 +159,9 @@ class Pool:
                 self._agent.wait(PATIENCE_S if self._workers else 0)
             except subprocess.TimeoutExpired:
                 _end_group(self._agent)
+        for channel in self.channels.values():
+            channel.close()
+        self.channels = {}
         self._agent, self._workers = None, []
         shutil.rmtree(self.folder, ignore_errors=True)
 
