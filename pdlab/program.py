@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
-from pdlab.mesh import REPLICATED, Layout, Mesh
-from pdlab.models.spec import Model
+from pdlab.mesh import DATA_AXES, LOCAL, PARTIAL, REPLICATED, Layout, Mesh
+from pdlab.models.spec import Group, Model, Tensor
 from pdlab.ops import Kind, Op, Value
 
 
@@ -109,6 +109,29 @@ class Program:
         from pdlab.forms import grid
 
         return grid(self)
+
+
+def tensor_roles(model: Model) -> dict[str, Role]:
+    """What each tensor between segments is: fed from outside, the loss, a count (a fact), or an activation."""
+    feeds = {t.name for t in model.feeds}
+
+    def role(t: Tensor) -> Role:
+        if t.name in feeds:
+            return Role.FEED
+        if t.name == model.loss:
+            return Role.LOSS
+        return Role.ACTIVATION if t.grad is not None or t.per_row else Role.FACT
+
+    return {name: role(t) for name, t in model.tensors.items()}
+
+
+def gradient_layout(group: Group, mesh: Mesh) -> Layout:
+    """What a backward makes for a group of weights: along each data axis only this rank's share of the sum."""
+    layout = group.grad
+    for axis in DATA_AXES:
+        if mesh.degree(axis) > 1 and group.layout.at(axis) != LOCAL:
+            layout = layout.put(axis, PARTIAL)
+    return layout
 
 
 def num_bytes(size: Size, facts: Facts, rank: int) -> int:

@@ -7,6 +7,7 @@ and one pass in dependency order finds all of them. The pass touches lists of nu
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pdlab.collector import paused
 from pdlab.costs import Costs, Link, moved_bytes
 from pdlab.depend import Graph, build
 from pdlab.ops import COMMUNICATION_KINDS, PASS_KINDS, Kind, Op
@@ -27,7 +28,8 @@ def simulate(program: Program, costs: Costs, facts: Facts | None = None) -> Trac
 
 def start_plan(program: Program, costs: Costs, facts: Facts | None = None) -> "Plan":
     """All of a simulation that comes before its loop."""
-    return compile_plan(build(program), costs, facts or {})
+    with paused():
+        return compile_plan(build(program), costs, facts or {})
 
 
 @dataclass(frozen=True)

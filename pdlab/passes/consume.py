@@ -18,7 +18,7 @@ def _consume(rank: RankProgram) -> RankProgram:
     wanted: set[Value] = set(rank.live_out)
     ops = []
     for op in reversed(rank.ops):
-        last = frozenset(op.operands) - wanted
-        wanted |= last
+        last = frozenset([value for value in op.operands if value not in wanted])
+        wanted.update(last)
         ops.append(op._replace(consumes=last))
     return replace(rank, ops=tuple(reversed(ops)))

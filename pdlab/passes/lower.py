@@ -12,7 +12,7 @@ from pdlab.depend import ProgramError
 from pdlab.mesh import DATA_AXES, LOCAL, PARTIAL, Axis, Layout, Mesh, shard
 from pdlab.models.spec import Exchange, Group, Item, Kept, Model, Segment, Tensor
 from pdlab.ops import Kind, Op, Value
-from pdlab.program import Program, RankProgram, Role, Size, Sized, Type
+from pdlab.program import Program, RankProgram, Role, Size, Sized, Type, gradient_layout, tensor_roles
 from pdlab.signature import Operands
 
 Schedule = Sequence[Sequence[Op]]
@@ -66,6 +66,14 @@ class _Rank:
     alias: dict[Value, Value] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.roles = tensor_roles(self.model)
+        self.index = {
+            item.name: i
+            for stage in self.stages
+            for i, item in enumerate(item for item in stage if isinstance(item, Segment))
+        }
+
     def add(self, op: Op) -> None:
         items = self.stages[op.stage]
         if op.kind is Kind.FORWARD:
@@ -86,10 +94,9 @@ class _Rank:
         )
 
     def _walk(self, op: Op, items: Sequence[Item], version: int) -> None:
-        order = [item.name for item in self.stages[op.stage] if isinstance(item, Segment)]
         for item in items:
             if isinstance(item, Segment):
-                self._segment(op._replace(segment=order.index(item.name), version=version), item)
+                self._segment(op._replace(version=version), item)
             elif op.kind is Kind.FORWARD:
                 self._exchange(op, item, item.payload, item.result, item.forward, item.splits)
             elif op.kind is not Kind.BACKWARD_WEIGHT:
@@ -105,13 +112,13 @@ class _Rank:
             Kind.BACKWARD_WEIGHT: self._backward_weight,
         }[op.kind]
         found = make(op, segment)
-        self.ops.append(op._replace(inputs=found.reads, writes=found.writes))
+        index = self.index[segment.name]
+        self.ops.append(op._replace(segment=index, inputs=found.reads, writes=found.writes))
 
     def _forward(self, op: Op, segment: Segment) -> Operands:
         mb = op.microbatch
         inputs = tuple(self._tensor(t, mb) for t in segment.inputs)
         outputs = tuple(self._tensor(t, mb) for t in segment.outputs)
-        self.losses |= {v for v in outputs if self.types[v].role is Role.LOSS}
         saved = self._left("saved", Role.SAVED, segment, segment.saved, mb)
         return Operands(inputs, self._weights(op, segment), outputs=outputs, left=(saved,))
 
@@ -147,7 +154,7 @@ class _Rank:
             if count:
                 so_far.append(f"{group.name}.g{step}#{count - 1}")
             written.append(f"{group.name}.g{step}#{count}")
-            self.types[written[-1]] = Type(Role.GRADIENT, group.bytes, self._gradient_layout(group), group.name)
+            self.types[written[-1]] = Type(Role.GRADIENT, group.bytes, gradient_layout(group, self.mesh), group.name)
             self.accumulated[group.name] = (step, count + 1)
         return tuple(so_far), tuple(written)
 
@@ -199,13 +206,11 @@ class _Rank:
     def _tensor(self, t: Tensor, mb: int) -> Value:
         value = self.alias.get(f"{t.name}:{mb}", f"{t.name}:{mb}")
         if value not in self.types:
-            if t in self.model.feeds:
-                role = Role.FEED
+            role = self.roles[t.name]
+            if role is Role.FEED:
                 self.live_in.add(value)
-            elif t.name == self.model.loss:
-                role = Role.LOSS
-            else:
-                role = Role.ACTIVATION if t.grad is not None or t.per_row else Role.FACT
+            elif role is Role.LOSS:
+                self.losses.add(value)
             self.types[value] = Type(role, self._size(t, mb), self._row_layout(t, t.layout), t.name)
         return value
 
@@ -258,13 +263,6 @@ class _Rank:
             if self.mesh.degree(axis) > 1:
                 spread = shard(0) if t.per_row and not t.rows else PARTIAL if t.name == self.model.loss else LOCAL
                 layout = layout.put(axis, spread)
-        return layout
-
-    def _gradient_layout(self, group: Group) -> Layout:
-        layout = group.grad
-        for axis in DATA_AXES:
-            if self.mesh.degree(axis) > 1 and group.layout.at(axis) != LOCAL:
-                layout = layout.put(axis, PARTIAL)
         return layout
 
 

@@ -6,6 +6,7 @@ A hybrid is no strategy of its own: `1f1b` with --dp 2 --tp 2 is the same schedu
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 
+from pdlab.collector import paused
 from pdlab.mesh import Axis, Mesh
 from pdlab.models.spec import Model
 from pdlab.ops import Op
@@ -112,8 +113,9 @@ def get(name: str) -> Strategy:
 def build(strategy: Strategy, plan: Plan, model: Model) -> Program:
     """The whole way from a schedule to a program that interpreters walk."""
     p, m = plan.pp, plan.microbatches
-    schedule = [list(strategy.schedule(stage, p, m)) for stage in range(p)]
-    return lower_schedule(strategy.name, schedule, plan, model, strategy.passes, strategy.bucketed)
+    with paused():
+        schedule = [list(strategy.schedule(stage, p, m)) for stage in range(p)]
+        return lower_schedule(strategy.name, schedule, plan, model, strategy.passes, strategy.bucketed)
 
 
 def lower_schedule(

@@ -8,10 +8,10 @@ from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from pdlab.mesh import DATA_AXES, LOCAL, PARTIAL, REPLICATED, Axis, Layout, Mesh, Spread
+from pdlab.mesh import DATA_AXES, REPLICATED, Axis, Layout, Mesh, Spread
 from pdlab.models.spec import Exchange, Group, Kept, Model, Segment, Tensor
 from pdlab.ops import Kind, Op, Value
-from pdlab.program import Program, Role, Size, Sized, Type
+from pdlab.program import Program, Role, Size, Sized, Type, gradient_layout, tensor_roles
 from pdlab.signature import Operands
 
 
@@ -122,12 +122,7 @@ def _each(make: Callable[[Model, Tensor], Need], model: Model, tensors: Iterable
 
 
 def weight_gradient(group: Group, mesh: Mesh) -> Need:
-    """What a backward makes for a group of weights: on each data axis only this rank's share of the sum."""
-    layout = group.grad
-    for axis in DATA_AXES:
-        if mesh.degree(axis) > 1 and group.layout.at(axis) != LOCAL:
-            layout = layout.put(axis, PARTIAL)
-    return _weight(group)._replace(role=Role.GRADIENT, layout=layout)
+    return _weight(group)._replace(role=Role.GRADIENT, layout=gradient_layout(group, mesh))
 
 
 def _weight(group: Group) -> Need:
@@ -135,12 +130,7 @@ def _weight(group: Group) -> Need:
 
 
 def _tensor(model: Model, t: Tensor) -> Need:
-    if t in model.feeds:
-        role = Role.FEED
-    elif t.name == model.loss:
-        role = Role.LOSS
-    else:
-        role = Role.ACTIVATION if t.grad is not None or t.per_row else Role.FACT
+    role = tensor_roles(model)[t.name]
     need = Need(role, stands_for(model)[t.name], t.layout, own_rows=_has_own_rows(model, t), rows=t.rows)
     return need._replace(kept=Kept(per_row=t.row_bytes) if t.per_row else Kept(fixed=t.row_bytes))
 
