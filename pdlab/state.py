@@ -9,13 +9,14 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod, sqrt
+from typing import assert_never
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pdlab.mesh import LOCAL, Axis, Spread
-from pdlab.models.spec import Group, Model
+from pdlab.models.spec import Feed, Group, Model
 from pdlab.ops import Value
 from pdlab.optimizers import Optimizer
 from pdlab.program import Program, Role, Type
@@ -104,12 +105,19 @@ def _feed(program: Program, rank: int, value: Value, t: Type, batch: Batch, dtyp
     shard, mb = program.mesh.data_shard(rank), microbatch_of(value)
     start = sum(map(sum, program.rows[:shard])) + sum(program.rows[shard][:mb])
     rows = slice(start, start + program.rows[shard][mb])
-    spec = next(feed for feed in program.model.feeds if feed.name == t.of)
-    if spec.name == "target":
-        return torch.from_numpy(batch.labels[rows].astype(np.int64))
+    spec = program.model.tensors[t.of]
     pixels = torch.from_numpy(batch.pixels[rows].astype(np.int64))
-    tokens = spec.itemsize == 8 and program.model.segments.get("embed") is not None
-    return pixels if tokens else (pixels.to(dtype) / 16).reshape(-1, *spec.shape)
+    match spec.feed:
+        case Feed.LABELS:
+            return torch.from_numpy(batch.labels[rows].astype(np.int64))
+        case Feed.TOKENS:
+            return pixels
+        case Feed.SCALED_PIXELS:
+            return (pixels.to(dtype) / 16).reshape(-1, *spec.shape)
+        case None:
+            raise ValueError(f"model {program.model.name} does not say what its input {t.of!r} is; run another model")
+        case _:
+            assert_never(spec.feed)
 
 
 def shard_of(program: Program, rank: int, t: Type, parameters: Mapping[str, Tensor]) -> Tensor:
@@ -140,15 +148,12 @@ def assemble(program: Program, shards: Mapping[tuple[int, Value], Tensor]) -> Pa
     """Whole parameters by name from the pieces that (rank, value) hold; replicas must agree, or ValueError says
     where."""
     wholes: Parameters = {}
-    for rank in range(program.mesh.size):
-        for (owner, value), _ in shards.items():
-            if owner == rank:
-                t = program.ranks[rank].types[value]
-                for name, tensor in _whole(program, rank, value, t, shards):
-                    known = wholes.setdefault(name, tensor)
-                    if not torch.equal(known, tensor):
-                        worst = (known - tensor).abs().max().item()
-                        raise ValueError(f"{name} differs between ranks by up to {worst:.3g} (seen on rank {rank})")
+    for rank, value in shards:
+        for name, tensor in _whole(program, rank, value, program.ranks[rank].types[value], shards):
+            known = wholes.setdefault(name, tensor)
+            if not torch.equal(known, tensor):
+                worst = (known - tensor).abs().max().item()
+                raise ValueError(f"{name} differs by up to {worst:.3g} between ranks or versions (seen on rank {rank})")
     return wholes
 
 

@@ -25,7 +25,7 @@ from pdlab import wire
 from pdlab.depend import Graph, build
 from pdlab.execute.board import Board, Progress
 from pdlab.execute.gloo import Gloo
-from pdlab.execute.process import Pace, Runner, Timeline
+from pdlab.execute.process import Pace, RankError, Runner, Timeline
 from pdlab.execute.result import recorded
 from pdlab.execute.settings import Settings, new_store
 from pdlab.execute.store import Store
@@ -122,7 +122,10 @@ class Worker:
             pace = Pace(durations, Board(board, mesh.size, len(graph.members), self.rank))
         progress = Progress(job["progress"], self.pool_size)
         runner = Runner(graph, store, transport, pace, job["timeout_s"], lambda at: progress.enter(self.rank, i, at))
-        start = transport.agree(time.monotonic() + LEAD_S)
+        try:
+            start = transport.agree(time.monotonic() + LEAD_S)
+        except RuntimeError as error:
+            raise RankError(f"rank {self.rank} waited for the others to begin a step: {error}") from error
         return _as_message(runner.run(start), start)
 
 

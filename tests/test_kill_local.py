@@ -4,10 +4,13 @@ happened."""
 import math
 
 import pytest
+import torch
 from cases import OVERFLOWING, Case, half_precision, kill_test, two_experts
 
 from pdlab.costs import Analytic, Uniform
 from pdlab.execute.local import run_local
+from pdlab.execute.settings import new_store
+from pdlab.ops import Kind
 from pdlab.program import Role
 from pdlab.simulate import simulate
 
@@ -33,6 +36,20 @@ def test_overflow_is_seen_on_one_rank_only_and_stops_the_step_on_both() -> None:
     facts = run_local(case.programs, case.batch, case.settings).trace.facts
     assert sorted(facts[rank, "finite"] for rank in (0, 1)) == [(0,), (1,)]
     assert facts[0, "finite.dp"] == facts[1, "finite.dp"] == (0,)
+
+
+def test_a_skipped_step_hands_on_the_float32_weights() -> None:
+    case = half_precision(OVERFLOWING, sharded=False)
+    program = case.programs[0]
+    store = new_store(program, 0, case.batch, case.settings)
+    store.begin(program)
+    before = {value: store.tensor(value).clone() for value in store.values if value.endswith("@0")}
+    store.values["finite.dp"] = torch.tensor(0, dtype=torch.uint8)
+    step = next(op for op in program.ranks[0].ops if op.kind is Kind.STEP)
+    store.values[step.inputs[1]] = torch.full_like(before[step.inputs[0]], float("inf"))
+    weight, state = store.compute(step)
+    assert torch.equal(weight, before[step.inputs[0]])
+    assert torch.equal(state, before[step.inputs[2]]) and state.dtype is torch.float32
 
 
 def test_a_skipped_step_takes_no_time_in_the_simulation() -> None:

@@ -5,6 +5,8 @@ Gradients and orders are checked here in milliseconds; what this mode cannot sho
 
 from collections.abc import Sequence
 
+import torch
+
 from pdlab.depend import build
 from pdlab.execute.exchange import note_facts, sent_bytes, together
 from pdlab.execute.result import Result, collect
@@ -25,11 +27,12 @@ def run_local(programs: Sequence[Program], batch: Batch, settings: Settings | No
     for program in programs:
         validate(program)
     stores = [new_store(programs[0], rank, batch, settings) for rank in range(programs[0].mesh.size)]
-    traces = [_walk(program, stores) for program in programs]
+    provenance = Provenance(Mode.LOCAL, versions=f"torch {torch.__version__}", seed=settings.seed)
+    traces = [_walk(program, stores, provenance) for program in programs]
     return collect([traces], stores)
 
 
-def _walk(program: Program, stores: Sequence[Store]) -> Trace:
+def _walk(program: Program, stores: Sequence[Store], provenance: Provenance) -> Trace:
     """Every event in a valid order. The trace counts events instead of seconds: event k lasts from k to k + 1."""
     graph = build(program)
     count = len(graph.ops)
@@ -45,7 +48,7 @@ def _walk(program: Program, stores: Sequence[Store]) -> Trace:
             note_facts(facts, program, rank, op, written)
             stores[rank].finish(op, written)
             starts[row], ends[row], live[row] = float(turn), float(turn + 1), stores[rank].live
-    return Trace(program, starts, ends, moved, live, before, Provenance(Mode.LOCAL), facts)
+    return Trace(program, starts, ends, moved, live, before, provenance, facts)
 
 
 def _perform(program: Program, ops: list[Op], ranks: list[int], stores: Sequence[Store]) -> list[list[Held]]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pdlab.execute.store import Store
 from pdlab.ops import Value
+from pdlab.program import Role
 from pdlab.trace import Trace
 
 Shards = dict[tuple[int, Value], Tensor]
@@ -34,7 +35,8 @@ class Result:
 
 def recorded(store: Store) -> dict[str, Mapping[Value, Tensor]]:
     """What a store has to tell after a run."""
-    losses = {value: store.tensor(value) for value in store.values if value.startswith("loss:")}
+    types = store.program.ranks[store.rank].types
+    losses = {value: store.tensor(value) for value in store.values if types[value].role is Role.LOSS}
     return {"gradients": store.gradients, "weights": store.weights, "losses": losses}
 
 

@@ -8,7 +8,7 @@ from torch import float64
 from pdlab.execute.store import Store
 from pdlab.mesh import Axis
 from pdlab.optimizers import MasterSgd, Optimizer, Sgd
-from pdlab.program import Program
+from pdlab.program import Program, Role
 from pdlab.state import Batch, initial_parameters, initial_values
 
 
@@ -36,6 +36,13 @@ class Settings:
 
 def new_store(program: Program, rank: int, batch: Batch, settings: Settings) -> Store:
     """A rank at the start of a program: initial weights from the seed, its share of the batch."""
+    keeps = any(t.role is Role.OPTIMIZER for t in program.ranks[rank].types.values())
+    if keeps is not settings.master:
+        with_or_without = "with" if keeps else "without"
+        raise ValueError(
+            f"the program is {with_or_without} optimizer state and the settings say master={settings.master}; "
+            "build the program with optimizer_bytes=4 for a float32 master copy, and with 0 for plain SGD"
+        )
     copies = program.mesh.degree(Axis.EP)
     parameters = initial_parameters(program.model, settings.seed, float64, copies)
     store = Store(program, rank, settings.optimizer, settings.record)

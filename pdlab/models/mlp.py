@@ -1,6 +1,6 @@
 """A multi-layer perceptron on the digits: the smallest model on which every schedule can be checked."""
 
-from pdlab.models.spec import Block, Flops, Group, Kept, Model, Param, Segment, Tensor
+from pdlab.models.spec import Block, Feed, Flops, Group, Kept, Model, Param, Segment, Tensor
 
 PIXELS, CLASSES = 64, 10
 
@@ -9,7 +9,10 @@ def mlp(*, width: int = 64, depth: int = 8, itemsize: int = 4) -> Model:
     """`depth` linear layers: pixels to `width`, then ReLU and linear, and a classifier with its loss at the end."""
     if depth < 2 or width < 1:
         raise ValueError(f"depth {depth}, width {width}: an MLP needs a depth of at least 2 and a width of at least 1")
-    feeds = (Tensor("x", (PIXELS,), itemsize, grad=None), Tensor("target", (), 8, grad=None))
+    feeds = (
+        Tensor("x", (PIXELS,), itemsize, grad=None, feed=Feed.SCALED_PIXELS),
+        Tensor("target", (), 8, grad=None, feed=Feed.LABELS),
+    )
     first = _linear("fc0", Block.LINEAR, feeds[0], width, itemsize)
     hidden = [
         _linear(f"fc{i}", Block.RELU_LINEAR, Tensor(f"h{i}", (width,), itemsize), width, itemsize)

@@ -33,12 +33,21 @@ class Block(Enum):
     COMBINE = "combine"
 
 
+class Feed(Enum):
+    """How the samples of a batch are fed to a model."""
+
+    SCALED_PIXELS = "pixels as numbers from 0 to 1"
+    TOKENS = "pixels as whole numbers from 0 to 16"
+    LABELS = "labels"
+
+
 @dataclass(frozen=True)
 class Tensor:
     """One tensor between segments.
 
-    `shape` is per row, and a row is a sample unless `rows` names the value that counts them (tokens sent to an expert);
-    with `per_row=False` the shape is the whole. `grad` is the layout of the gradient, None if there is none.
+    `shape` is per row, and a row is a sample unless `rows` names the value that counts them (tokens sent to an
+    expert); with `per_row=False` the shape is the whole. `feed` says what of a batch it is, if it comes from outside.
+    `grad` is the layout of the gradient, None if there is none.
     """
 
     name: str
@@ -48,6 +57,7 @@ class Tensor:
     grad: Layout | None = REPLICATED
     per_row: bool = True
     rows: str | None = None
+    feed: Feed | None = None
 
     @property
     def row_bytes(self) -> int:

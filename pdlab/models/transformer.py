@@ -12,7 +12,7 @@ neglects.
 
 from pdlab.mesh import PARTIAL, REPLICATED, Axis, Layout, shard
 from pdlab.models.mlp import CLASSES, PIXELS, loss_tensor
-from pdlab.models.spec import Block, Exchange, Flops, Group, Item, Kept, Model, Param, Segment, Tensor
+from pdlab.models.spec import Block, Exchange, Feed, Flops, Group, Item, Kept, Model, Param, Segment, Tensor
 from pdlab.ops import Kind
 
 INTENSITIES = 17
@@ -28,7 +28,10 @@ def transformer(*, width: int = 32, depth: int = 3, heads: int = 4, itemsize: in
         raise ValueError(
             f"width {width}, {heads} heads, tp {tp}: the heads must divide the width, and tp must divide the heads"
         )
-    feeds = (Tensor("x", (PIXELS,), 8, grad=None), Tensor("target", (), 8, grad=None))
+    feeds = (
+        Tensor("x", (PIXELS,), 8, grad=None, feed=Feed.TOKENS),
+        Tensor("target", (), 8, grad=None, feed=Feed.LABELS),
+    )
     layers: list[tuple[Item, ...]] = [(_embedding(feeds[0], width, itemsize),)]
     for i in range(depth):
         layers.append(_block(f"attn{i}", 2 * i, width, heads, itemsize, tp))

@@ -8,7 +8,7 @@ from typing import assert_never
 
 from pdlab.depend import Graph, ProgramError
 from pdlab.mesh import PARTIAL, REPLICATED, Layout, Spread
-from pdlab.ops import Kind, Value, payload
+from pdlab.ops import COMMUNICATION_KINDS, Kind, Value, payload
 from pdlab.program import Role
 from pdlab.validate.exchanges import check_collective, check_degrees, check_message
 from pdlab.validate.faults import fault, say, types_of
@@ -162,8 +162,15 @@ def _check_finite(graph: Graph, row: int) -> None:
 
 
 def _check_guard(graph: Graph, row: int) -> None:
-    guard = graph.ops[row].guard
+    op, types = graph.ops[row], types_of(graph, row)
+    guard = op.guard
     assert guard is not None
+    given = [types[value] for value in op.inputs]
+    if op.kind in COMMUNICATION_KINDS or any(given.count(types[value]) != 1 for value in payload(op.writes)):
+        text = (
+            "is guarded, and an op that may not run hands on its inputs: for each value it writes one of the same type"
+        )
+        raise fault(graph, row, f"{text}; guard steps only")
     t = types_of(graph, row)[guard]
     if t.role is not Role.FLAG:
         raise fault(graph, row, f"is guarded by {guard!r}, no flag but {t.role.value}; name what a FINITE has written")
