@@ -145,11 +145,12 @@ def label(op: Op) -> str:
     where = (f"{op.stage}" if op.stage >= 0 else "") + (f".{op.segment}" if op.segment >= 0 else "")
     what = f"{where}{op.kind.value}" + (f"{op.microbatch}" if op.microbatch >= 0 else "")
     if op.kind in P2P_KINDS:
-        payload = (op.inputs or op.writes or ("?",))[0]
-        return f"{op.kind.value} {payload} {'to' if op.kind is Kind.SEND else 'from'} {op.peer}"
+        message = (op.inputs or op.writes or ("?",))[0]
+        return f"{op.kind.value} {message} {'to' if op.kind is Kind.SEND else 'from'} {op.peer}"
     if op.kind in COLLECTIVE_KINDS or op.kind in (Kind.ADD, Kind.FREE, Kind.FINITE):
-        more = f" (+{len(op.inputs) - 1})" if op.kind is Kind.ALL_REDUCE and len(op.inputs) > 1 else ""
-        return f"{op.kind.value} {op.inputs[0] if op.inputs else '?'}{more}"
+        given = payload(op.inputs)
+        more = f" (+{len(given) - 1})" if op.kind is Kind.ALL_REDUCE and len(given) > 1 else ""
+        return f"{op.kind.value} {given[0] if given else '?'}{more}"
     return what
 
 

@@ -59,7 +59,7 @@ def together(program: Program, op: Op, ranks: list[int], inputs: list[list[Tenso
 
 def _all_reduce(program: Program, op: Op, ranks: list[int], inputs: list[list[Tensor]]) -> list[list[Tensor]]:
     results: list[list[Tensor]] = [[] for _ in ranks]
-    for i, value in enumerate(op.inputs):
+    for i, value in enumerate(payload(op.inputs)):
         tensors = [given[i] for given in inputs]
         both = torch.stack(tensors).amin(0) if reduces_by_and(program, ranks[0], value) else _sum(tensors)
         for result in results:

@@ -12,8 +12,8 @@ remain (Li et al. 2020, "PyTorch Distributed", arXiv:2006.15704, section 3.2.3):
 from dataclasses import dataclass, replace
 
 from pdlab.mesh import Axis, Mesh
-from pdlab.ops import Kind, Op, Value
-from pdlab.program import Program, RankProgram, Type, num_bytes
+from pdlab.ops import PASS_KINDS, TOKEN, Kind, Op, Value
+from pdlab.program import Program, RankProgram, Role, Type, num_bytes
 
 MEGABYTE = 10**6
 
@@ -48,7 +48,23 @@ def _reduce(rank: RankProgram, mesh: Mesh, bucket_bytes: int | None) -> RankProg
         newest |= {g: f"{newest.get(g, g)}.{axis.value}" for _, g in partial}
         finals = _shift(finals, ops, newest)
     ops = [_rename(op, newest) if op.kind is Kind.STEP else op for op in ops]
+    if bucket_bytes is None:
+        _wait_for_the_backward(ops, set(newest.values()), types)
     return replace(rank, ops=tuple(ops), types=types)
+
+
+def _wait_for_the_backward(ops: list[Op], sums: set[Value], types: dict[Value, Type]) -> None:
+    """A gradient is complete before the whole backward is: a token keeps its sum from starting then."""
+    last = -1
+    for i, op in enumerate(ops):
+        if op.kind in PASS_KINDS:
+            last = i
+        elif op.kind is Kind.ALL_REDUCE and sums & set(op.writes) and last >= 0:
+            token = f"{TOKEN}backward{last}"
+            types[token] = Type(Role.TOKEN, 0)
+            ops[i] = op._replace(inputs=(*op.inputs, token))
+            if token not in ops[last].writes:
+                ops[last] = ops[last]._replace(writes=(*ops[last].writes, token))
 
 
 def _finals(rank: RankProgram) -> list[tuple[int, Value]]:
