@@ -8,6 +8,7 @@ import argparse
 import os
 import select
 import shutil
+import signal
 import socket
 import sys
 import threading
@@ -58,7 +59,7 @@ def main() -> None:
 
 
 def _exit_with_pool(channel: socket.socket, folder: Path) -> None:
-    """When the pool is gone, leave nothing of it."""
+    """When the pool is gone, leave nothing of it: neither its folder, nor the launcher, nor this process."""
     while True:
         select.select([channel], [], [])
         try:
@@ -67,6 +68,8 @@ def _exit_with_pool(channel: socket.socket, folder: Path) -> None:
             gone = True
         if gone:
             shutil.rmtree(folder, ignore_errors=True)
+            if os.getppid() > 1:
+                os.kill(os.getppid(), signal.SIGKILL)
             os._exit(1)
         time.sleep(0.1)
 
