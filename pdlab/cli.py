@@ -90,8 +90,7 @@ def _simulate(verbs: Verbs) -> None:
     verb = _verb(verbs, "simulate", "Predict the time, bubble, memory and bytes of a strategy.", example)
     _add_plan(verb)
     _add_costs(verb, "F=1,B=2")
-    verb.add_argument("--json", action="store_true", help="print a JSON object instead of lines")
-    verb.add_argument("--trace", type=Path, metavar="FILE", help="write Chrome trace JSON, which Perfetto opens")
+    _add_output(verb)
     verb.set_defaults(command=commands.simulate_strategy)
 
 
@@ -100,8 +99,7 @@ def _run(verbs: Verbs) -> None:
     verb = _verb(verbs, "run", "Run a strategy for real and say how well it was predicted.", example)
     _add_plan(verb)
     _add_mode(verb)
-    verb.add_argument("--json", action="store_true", help="print a JSON object instead of lines")
-    verb.add_argument("--trace", type=Path, metavar="FILE", help="write the run as Chrome trace JSON")
+    _add_output(verb)
     verb.set_defaults(command=commands.run_strategy)
 
 
@@ -145,6 +143,11 @@ def _add_costs(verb: argparse.ArgumentParser, default: str) -> None:
         help="F, B (full), I, W: time of a stage; comm: of a message; step; MB, MW: kept units (default: %(default)s)",
     )
     verb.add_argument("--link", choices=("independent", "channel"), default="channel", help="default: channel")
+
+
+def _add_output(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--json", action="store_true", help="print a JSON object instead of lines")
+    verb.add_argument("--trace", type=Path, metavar="FILE", help="write the timeline as Chrome trace JSON for Perfetto")
 
 
 def _add_mode(verb: argparse.ArgumentParser) -> None:
