@@ -98,7 +98,7 @@ def _run(verbs: Verbs) -> None:
     example = "pdlab run 1f1b --pp 4 --microbatches 8 --mode paced --trace out/1f1b.json"
     verb = _verb(verbs, "run", "Run a strategy for real and say how well it was predicted.", example)
     _add_plan(verb)
-    _add_mode(verb)
+    _add_mode(verb, depth=3)
     _add_output(verb)
     verb.set_defaults(command=commands.run_strategy)
 
@@ -109,7 +109,7 @@ def _compare(verbs: Verbs) -> None:
     verb.add_argument("strategies", nargs="*", metavar="STRATEGY", help="default: all of them")
     verb.add_argument("--ranks", type=int, default=4, help="ranks on each strategy's own axis (default: 4)")
     verb.add_argument("--microbatches", type=int, default=8, help="microbatches of each data shard (default: 8)")
-    _add_mode(verb)
+    _add_mode(verb, depth=1)
     verb.add_argument(
         "--out", type=Path, default=Path("out"), metavar="DIR", help="folder of the report (default: out)"
     )
@@ -150,7 +150,7 @@ def _add_output(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--trace", type=Path, metavar="FILE", help="write the timeline as Chrome trace JSON for Perfetto")
 
 
-def _add_mode(verb: argparse.ArgumentParser) -> None:
+def _add_mode(verb: argparse.ArgumentParser, depth: int) -> None:
     verb.add_argument(
         "--mode",
         choices=("paced", "local"),
@@ -158,6 +158,7 @@ def _add_mode(verb: argparse.ArgumentParser) -> None:
         help="paced: processes, each op held for its modelled time; local: one process, no times (default: paced)",
     )
     verb.add_argument("--model", choices=("transformer", "mlp"), default="transformer", help="default: transformer")
+    verb.add_argument("--depth", type=int, default=depth, help=f"the model has 2 depth + 2 layers (default: {depth})")
     verb.add_argument("--batch", type=int, default=None, help="samples of a step (default: 2 per rank and microbatch)")
     verb.add_argument("--steps", type=int, default=5, help="timed steps after one to warm up (default: 5)")
 

@@ -172,7 +172,7 @@ def run_strategy(given: Namespace) -> None:
         def batch(plan: Plan) -> int:
             return running.default_batch(given.batch, plan.mesh.size, plan.microbatches)
 
-        return _program(given, lambda plan, _: running.lab_model(given.model, plan.tp, itemsize), batch)
+        return _program(given, lambda plan, _: running.lab_model(given, plan.tp, itemsize), batch)
 
     if given.strategy.endswith(".json"):
         raise ValueError(

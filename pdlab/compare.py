@@ -70,9 +70,9 @@ def digits_batch(size: int, seed: int = 0, step: int = 0) -> Batch:
     return Batch(digits.pixels[rows], digits.labels[rows])
 
 
-def lab_transformer(tp: int, itemsize: int) -> Model:
-    """The model of the comparison: four layers (embedding, attention, feed-forward, classifier), four heads."""
-    return models.transformer(width=16, depth=1, heads=4, itemsize=itemsize, tp=tp)
+def lab_transformer(tp: int, itemsize: int, depth: int = 1) -> Model:
+    """The model of the comparison: embedding, `depth` times attention and feed-forward, classifier; four heads."""
+    return models.transformer(width=16, depth=depth, heads=4, itemsize=itemsize, tp=tp)
 
 
 ProgramOf = Callable[[int], Program]

@@ -20,13 +20,15 @@ SAMPLES = 2
 """Samples of each microbatch and rank, where the user does not say."""
 
 
-def lab_model(name: str, tp: int, itemsize: int) -> Model:
-    """The model that `--model` names."""
-    if name == "transformer":
-        return lab_transformer(tp, itemsize)
+def lab_model(given: Namespace, tp: int, itemsize: int) -> Model:
+    """The model that `--model` and `--depth` name."""
+    if given.model == "transformer":
+        return lab_transformer(tp, itemsize, given.depth)
     if tp > 1:
-        raise ValueError(f"--tp {tp} with --model {name}: it has no tensor-parallel form; use --model transformer")
-    return models.mlp(itemsize=itemsize)
+        raise ValueError(
+            f"--tp {tp} with --model {given.model}: it has no tensor-parallel form; use --model transformer"
+        )
+    return models.mlp(depth=2 * given.depth + 2, itemsize=itemsize)
 
 
 def default_batch(given: int | None, ranks: int, microbatches: int) -> int:
@@ -74,7 +76,7 @@ def _program_of(strategy: Strategy, given: Namespace) -> ProgramOf:
         raise ValueError(f"--ranks {given.ranks}; give at least 1")
     plan = Plan(microbatches=given.microbatches, batch=default_batch(given.batch, given.ranks, given.microbatches))
     placed = strategy.on(given.ranks, plan)
-    return lambda itemsize: build(strategy, placed, lab_model(given.model, placed.tp, itemsize))
+    return lambda itemsize: build(strategy, placed, lab_model(given, placed.tp, itemsize))
 
 
 def _check_steps(steps: int) -> None:

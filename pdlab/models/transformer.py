@@ -24,6 +24,8 @@ _SHARDED_TP: Layout = REPLICATED.put(Axis.TP, shard(0))
 
 def transformer(*, width: int = 32, depth: int = 3, heads: int = 4, itemsize: int = 4, tp: int = 1) -> Model:
     """`depth` blocks of attention and feed-forward between an embedding and a classifier: 2 depth + 2 layers."""
+    if min(width, depth, heads, tp) < 1:
+        raise ValueError(f"width {width}, depth {depth}, heads {heads}, tp {tp}; each is at least 1")
     if width % heads or heads % tp:
         raise ValueError(
             f"width {width}, {heads} heads, tp {tp}: the heads must divide the width, and tp must divide the heads"
