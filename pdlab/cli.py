@@ -4,6 +4,7 @@ Bad input is answered in one line on stderr with what was given and what to do, 
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     given = _parser().parse_args(arguments)
     try:
+        for name in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(name, signal.default_int_handler)
         given.command(given)
     except BrokenPipeError:
         sys.stderr.close()

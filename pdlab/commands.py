@@ -141,7 +141,7 @@ def _from_file(path: Path, given: Namespace, model_of: ModelOf, batch: BatchOf |
             return forms.from_json(text)
         plan, schedule = _placed(forms.parse_csv(text), given)
         plan = replace(plan, batch=batch(plan) if batch else None)
-        return strategies.lower_schedule(path.stem, schedule, plan, model_of(plan, True))
+        return strategies.lower_schedule(f"schedule in {path.name}", schedule, plan, model_of(plan, True))
     except ProgramError:
         raise
     except ValueError as error:
@@ -166,6 +166,8 @@ def _placed(rows: list[list[Op]], given: Namespace) -> tuple[Plan, list[list[Op]
 
 def run_strategy(given: Namespace) -> None:
     """Run one strategy, or the schedule in a file, and lay the run beside its prediction."""
+    if not given.strategy.endswith((".csv", ".json")):
+        strategies.get(given.strategy)
     from pdlab import running
 
     def program_of(itemsize: int) -> Program:

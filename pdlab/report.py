@@ -67,6 +67,8 @@ GROUPS = (
 )
 
 LEGEND = (
+    "Every rank is charged the same forward time for each of its microbatches, so rows do not compete in speed: what "
+    "differs is what a strategy adds to it. "
     "Error: of the predicted step time, 100 (measured / predicted − 1). Bubble: the idle share of ranks × step time. "
     "Bytes moved: all ranks together, a message counted once, at its sender. Peak memory: of the rank that holds most. "
     "Gradient error: of the worst parameter, relative, in float64, against one process without any parallelism."

@@ -16,7 +16,7 @@ import time
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -51,15 +51,27 @@ def main() -> None:
     torch.set_num_threads(1)
     sys.setswitchinterval(SWITCH_S)
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    channel.connect(arguments.control)
-    threading.Thread(target=_exit_with_pool, args=(channel, Path(arguments.control).parent), daemon=True).start()
+    folder = Path(arguments.control).parent
+    try:
+        channel.connect(arguments.control)
+    except OSError:
+        _leave_nothing(folder)
+    threading.Thread(target=_exit_with_pool, args=(channel, folder), daemon=True).start()
     dist.init_process_group("gloo", store=dist.FileStore(arguments.store, size), rank=rank, world_size=size)
     wire.send(channel, {"rank": rank, "pid": os.getpid()})
     Worker(channel, rank, size).serve()
 
 
+def _leave_nothing(folder: Path) -> NoReturn:
+    """End without a trace of the pool: neither its folder, nor the launcher, nor this process."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if os.getppid() > 1:
+        os.kill(os.getppid(), signal.SIGKILL)
+    os._exit(1)
+
+
 def _exit_with_pool(channel: socket.socket, folder: Path) -> None:
-    """When the pool is gone, leave nothing of it: neither its folder, nor the launcher, nor this process."""
+    """When the pool is gone, so is this."""
     while True:
         select.select([channel], [], [])
         try:
@@ -67,10 +79,7 @@ def _exit_with_pool(channel: socket.socket, folder: Path) -> None:
         except OSError:
             gone = True
         if gone:
-            shutil.rmtree(folder, ignore_errors=True)
-            if os.getppid() > 1:
-                os.kill(os.getppid(), signal.SIGKILL)
-            os._exit(1)
+            _leave_nothing(folder)
         time.sleep(0.1)
 
 
