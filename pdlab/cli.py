@@ -8,15 +8,24 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from pdlab import commands, strategies
 from pdlab.errors import PoolError
 
+if TYPE_CHECKING:
+    from pdlab.launch import Ranks
 
-def main(arguments: Sequence[str] | None = None) -> int:
+
+def drive(ranks: "Ranks", arguments: Sequence[str]) -> int:
+    """Run one command on ranks that are there already, as those that torchrun has started on several machines."""
+    return main(arguments, ranks)
+
+
+def main(arguments: Sequence[str] | None = None, crew: "Ranks | None" = None) -> int:
     """Run one command; returns the exit code."""
     given = _parser().parse_args(arguments)
+    given.crew = crew
     try:
         for name in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(name, signal.default_int_handler)
@@ -156,14 +165,23 @@ def _add_output(verb: argparse.ArgumentParser) -> None:
 def _add_mode(verb: argparse.ArgumentParser, depth: int) -> None:
     verb.add_argument(
         "--mode",
-        choices=("paced", "local"),
-        default="paced",
-        help="paced: processes, each op held for its modelled time; local: one process, no times (default: paced)",
+        choices=("measured", "paced", "local"),
+        help="measured: processes, as fast as they go; paced: each op held for its modelled time; local: one process, "
+        "no times (default: measured where every rank has a core, otherwise paced)",
     )
-    verb.add_argument("--model", choices=("transformer", "mlp"), default="transformer", help="default: transformer")
+    _add_model(verb)
     verb.add_argument("--depth", type=int, default=depth, help=f"the model has 2 depth + 2 layers (default: {depth})")
     verb.add_argument("--batch", type=int, default=None, help="samples of a step (default: 2 per rank and microbatch)")
     verb.add_argument("--steps", type=int, default=5, help="timed steps after one to warm up (default: 5)")
+
+
+def _add_model(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--model",
+        default="transformer",
+        help="transformer, mlp, or modules of your own as my_file:name, a list or a function of it "
+        "(default: transformer)",
+    )
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from pdlab import data, metrics, models, reference
+from pdlab.calibrate import calibrate
 from pdlab.costs import Costs, Uniform
 from pdlab.execute.local import run_local
 from pdlab.execute.result import Result
 from pdlab.execute.settings import Settings
-from pdlab.launch import Ranks
+from pdlab.launch import Ranks, Watch
 from pdlab.mesh import Axis
 from pdlab.models import Model
 from pdlab.program import Program
@@ -39,9 +40,16 @@ class Comparison:
     grad_max_rel_error: float
 
     @property
+    def predicted_s(self) -> float | None:
+        """The predicted step time; None where nothing can be predicted, as there are more ranks than cores."""
+        return None if self.measured.provenance.oversubscribed else self.predicted.makespan
+
+    @property
     def error_pct(self) -> float | None:
-        """How much longer the run took than predicted; None where no time was measured (local mode)."""
-        return None if self.measured_s is None else 100 * (self.measured_s / self.predicted.makespan - 1)
+        """How much longer the run took than predicted; None where no time was measured (local mode) or predicted."""
+        if self.measured_s is None or self.predicted_s is None:
+            return None
+        return 100 * (self.measured_s / self.predicted_s - 1)
 
     def summary(self) -> dict[str, object]:
         """The line of summary.csv."""
@@ -51,10 +59,10 @@ class Comparison:
             "ranks": self.predicted.program.mesh.size,
             "microbatches": self.predicted.program.num_microbatches,
             "mode": mode.value,
-            "simulated_s": self.predicted.makespan,
+            "simulated_s": self.predicted_s,
             "measured_s": self.measured_s,
             "error_pct": self.error_pct,
-            "bubble_simulated": metrics.bubble_fraction(self.predicted),
+            "bubble_simulated": None if self.predicted_s is None else metrics.bubble_fraction(self.predicted),
             "bubble_measured": metrics.bubble_fraction(self.measured) if mode is not Mode.LOCAL else None,
             "bytes_simulated": sum(self.predicted.moved),
             "bytes_measured": sum(self.measured.moved),
@@ -83,38 +91,53 @@ def compare(
     program_of: ProgramOf,
     pool: Ranks | None,
     *,
-    costs: Costs = TEACHING_COSTS,
+    costs: Costs | None = TEACHING_COSTS,
     steps: int = 5,
     settings: Settings | None = None,
+    watch: Watch | None = None,
 ) -> Comparison:
-    """Predict a program, run it (paced on a pool, or in this process if there is none), check its gradients.
+    """Predict a program, run it on a pool (or in this process if there is none), check its gradients.
 
-    The time is the median over `steps` steps after one to warm up, and the trace is that of the median step. Gradients
-    come from the same program in float64.
+    With `costs` the run is paced by them. With None it is measured as fast as it goes, and predicted from costs that
+    are calibrated on as many steps of their own. The time is the median over `steps` steps after one to warm up, the
+    trace that of the median step. Gradients come from the same program in float64. `watch` is told the share done.
     """
     settings = settings or Settings()
     program, exact = program_of(4), program_of(8)
     batch = digits_batch(program.batch, settings.seed)
-    predicted = simulate(program, costs)
     checked = replace(settings, record=True)
-    seconds = None
     if pool is None:
         measured = run_local([program], batch, settings).trace
-        gradients = run_local([exact], batch, checked)
-    else:
-        repeated = pool.run(program, batch, pace=costs, steps=steps + 1, settings=settings)
-        traces = [repetition[-1] for repetition in repeated.traces[1:]]
-        measured, seconds = median_trace(traces), median(trace.makespan for trace in traces)
-        gradients = pool.run(exact, batch, settings=checked)
-    return Comparison(predicted, measured, seconds, gradient_error(exact, gradients, batch, settings.seed))
+        error = gradient_error(exact, run_local([exact], batch, checked), batch, settings.seed)
+        return Comparison(simulate(program, costs or TEACHING_COSTS), measured, None, error)
+    repetitions = 1 + (steps if costs else 2 * steps)
+    run = pool.run(program, batch, pace=costs, steps=repetitions, settings=settings, watch=watch)
+    traces = [repetition[-1] for repetition in run.traces[1:]]
+    predicted = _predict(program, costs, traces[:-steps])
+    error = gradient_error(exact, pool.run(exact, batch, settings=checked), batch, settings.seed)
+    seconds = median(trace.makespan for trace in traces[-steps:])
+    return Comparison(predicted, median_trace(traces[-steps:]), seconds, error)
+
+
+def _predict(program: Program, costs: Costs | None, tried: Sequence[Trace]) -> Trace:
+    """From given costs, or from what was measured; an oversubscribed measurement has nothing to say about costs."""
+    if costs is None and not tried[0].provenance.oversubscribed:
+        costs = calibrate(tried)
+    return simulate(program, costs or TEACHING_COSTS)
 
 
 def compare_strategy(
-    name: str, plan: Plan, pool: Ranks | None, *, model_of: ModelOf = lab_transformer, steps: int = 5
+    name: str,
+    plan: Plan,
+    pool: Ranks | None,
+    *,
+    model_of: ModelOf = lab_transformer,
+    costs: Costs | None = TEACHING_COSTS,
+    steps: int = 5,
 ) -> Comparison:
     """`compare` for a strategy by its name, on a model for the plan's tensor degree."""
     strategy = get(name)
-    return compare(lambda itemsize: build(strategy, plan, model_of(plan.tp, itemsize)), pool, steps=steps)
+    return compare(lambda itemsize: build(strategy, plan, model_of(plan.tp, itemsize)), pool, costs=costs, steps=steps)
 
 
 def median_trace(traces: Sequence[Trace]) -> Trace:

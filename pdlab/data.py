@@ -52,3 +52,22 @@ def sample_indices(seed: int, step: int, batch: int) -> NDArray[np.int64]:
     if not 1 <= batch <= NUM_SAMPLES:
         raise ValueError(f"a batch of {batch} cannot be drawn from {NUM_SAMPLES} digits; use 1 to {NUM_SAMPLES}")
     return np.random.default_rng([seed, step]).choice(NUM_SAMPLES, batch, replace=False)
+
+
+HELD_OUT = 297
+"""The last digits of the file, which no epoch trains on."""
+
+
+def num_train() -> int:
+    """Samples of an epoch."""
+    return NUM_SAMPLES - HELD_OUT
+
+
+def held_out() -> NDArray[np.int64]:
+    """Samples to test on."""
+    return np.arange(num_train(), NUM_SAMPLES)
+
+
+def epoch_order(seed: int, epoch: int) -> NDArray[np.int64]:
+    """The training samples in the order of one epoch, the same on every rank."""
+    return np.random.default_rng([seed, epoch, NUM_SAMPLES]).permutation(num_train())

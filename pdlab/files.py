@@ -18,11 +18,16 @@ def make_folder(folder: Path | str) -> Path:
 
 
 def write_whole(path: Path, text: str) -> Path:
+    """`write_whole_bytes` for a text."""
+    return write_whole_bytes(path, text.encode())
+
+
+def write_whole_bytes(path: Path, content: bytes) -> Path:
     """Write beside the file, then put it in its place: there is always a complete one. ValueError if that fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content)
         os.replace(temporary, path)
     except OSError as error:
         raise _not_written(path, error) from error

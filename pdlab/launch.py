@@ -4,34 +4,50 @@ The processes are started once and stay warm between runs. A run that fails ends
 """
 
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-import torch
+from torch import Tensor
+from tqdm.auto import tqdm
 
+from pdlab import replies
 from pdlab.costs import Costs, Link
-from pdlab.execute.board import Board, Progress
-from pdlab.execute.result import Result, Shards
+from pdlab.crew import Crew, Reply
+from pdlab.errors import Cancelled, PoolError
+from pdlab.execute.board import Progress
+from pdlab.execute.fold import Stretch
+from pdlab.execute.result import Result
 from pdlab.execute.settings import Settings
 from pdlab.forms import to_json
-from pdlab.ops import label
-from pdlab.pool import Pool, Reply
-from pdlab.program import Facts, Program
-from pdlab.simulate import run_plan, start_plan
-from pdlab.state import Batch
-from pdlab.trace import Mode, Provenance, Trace
+from pdlab.pool import Pool
+from pdlab.program import Program
+from pdlab.state import Batch, Start
 from pdlab.validate import validate
+
+KEPT_TEXTS = 7
+
+Watch = Callable[[float], None]
+"""Told, about ten times a second, how much of a run is done (0 to 1)."""
 
 
 class Ranks:
     """A pool of `size` ranks.
 
     `timeout` (seconds) bounds every wait inside a run beyond the time that the run is modelled to take;
-    `start_timeout` how long the processes may take to come up.
+    `start_timeout` how long the processes may take to come up. `started` is told how many of them are up while they
+    do; None draws a progress bar.
     """
 
-    def __init__(self, size: int, *, timeout: float = 30.0, start_timeout: float = 60.0) -> None:
+    def __init__(
+        self,
+        size: int,
+        *,
+        timeout: float = 30.0,
+        start_timeout: float = 60.0,
+        started: Callable[[int], None] | None = None,
+    ) -> None:
         if size < 1:
             raise ValueError(f"a pool of {size} ranks; give at least 1")
         if timeout <= 0 or start_timeout <= 0:
@@ -39,7 +55,18 @@ class Ranks:
         self.size = size
         self.timeout = timeout
         self.start_timeout = start_timeout
-        self._pool: Pool | None = None
+        self._started = started
+        self._crew: Crew | None = None
+        self._cancelled = threading.Event()
+        self._restarts = True
+        self._texts: list[tuple[Program, str]] = []
+
+    @classmethod
+    def over(cls, crew: Crew, timeout: float = 30.0) -> "Ranks":
+        """Ranks that somebody else has started, and who cannot be started again from here."""
+        ranks = cls(len(crew.channels), timeout=timeout)
+        ranks._crew, ranks._restarts = crew, False
+        return ranks
 
     def __enter__(self) -> "Ranks":
         self._ready()
@@ -48,16 +75,51 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def on_one_machine(self) -> bool:
+        """Whether all ranks share a clock and a memory, which a paced run needs."""
+        return self._restarts
+
     def close(self) -> None:
         """End the processes. Safe to call twice; a later run starts new ones."""
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
+        crew, self._crew = self._crew, None
+        if crew is not None:
+            crew.close()
 
-    def _ready(self) -> Pool:
-        if self._pool is None:
-            self._pool = Pool(self.size, self.start_timeout)
-        return self._pool
+    def cancel(self) -> None:
+        """End a run that is under way in another thread: it raises `Cancelled` there."""
+        self._cancelled.set()
+        crew = self._crew
+        if crew is not None:
+            crew.kill()
+
+    def _ready(self) -> Crew:
+        if self._crew is None:
+            if not self._restarts:
+                raise PoolError("the ranks have ended; start them again with torchrun")
+            self._crew = self._start()
+        return self._crew
+
+    def _begin(self) -> Crew:
+        """The crew for a new piece of work, which nobody has cancelled yet."""
+        self._cancelled.clear()
+        return self._ready()
+
+    def _start(self) -> Pool:
+        if self._started is not None:
+            return Pool(self.size, self.start_timeout, self._told(self._started))
+        with tqdm(total=self.size, desc="starting ranks", unit="rank", leave=False, delay=0.3) as bar:
+            return Pool(self.size, self.start_timeout, self._told(lambda up: _advance(bar, up)))
+
+    def _told(self, show: Callable[[int], None]) -> Callable[[int], None]:
+        def told(up: int) -> None:
+            if self._cancelled.is_set():
+                raise Cancelled("cancelled while the ranks were starting")
+            show(up)
+
+        return told
+
+    # --- work
 
     def run(
         self,
@@ -67,6 +129,7 @@ class Ranks:
         pace: Costs | None = None,
         steps: int = 1,
         settings: Settings | None = None,
+        watch: Watch | None = None,
     ) -> Result:
         """Run a program, or several one after the other, `steps` times from the same start.
 
@@ -77,40 +140,94 @@ class Ranks:
         programs = [programs] if isinstance(programs, Program) else list(programs)
         settings = settings or Settings()
         self._check(programs, pace, steps)
-        pool = self._ready()
-        try:
-            replies = self._send_and_collect(pool, programs, batch, pace, steps, settings)
-        except BaseException:
-            self.close()
-            raise
-        return _result(programs, replies, steps, _provenance(pace, settings.seed))
+        job = {"do": "run", "steps": steps, "settings": settings.to_message()}
+        came = self._program_job(job, programs, replies.batch_tensors([batch]), pace, watch)
+        assert self._crew is not None
+        made = replies.provenance(self._crew, programs[0], os.cpu_count() or 1, pace, settings.seed)
+        return replies.result(programs, came, steps, made)
 
-    def _send_and_collect(
+    def fold(
         self,
-        pool: Pool,
-        programs: Sequence[Program],
-        batch: Batch,
-        pace: Costs | None,
-        steps: int,
+        program: Program,
+        batches: Sequence[Batch],
         settings: Settings,
+        start: Start | None = None,
+        *,
+        pace: Costs | None = None,
+    ) -> Stretch:
+        """Train for one step on each batch, from `start` or from the seed. Errors as for `run`."""
+        self._check([program], pace, len(batches))
+        taken = start.steps if start else 0
+        job = {"do": "fold", "steps": len(batches), "settings": settings.to_message(), "taken": taken}
+        tensors = replies.batch_tensors(batches) | replies.start_tensors(start)
+        return replies.stretch(program, self._program_job(job, [program], tensors, pace, None), start)
+
+    def call(self, function: str, timeout: float | None = None, **arguments: object) -> list[Any]:
+        """Run a function of your own on every rank: `ranks.call("my_file:hello", name="x")`.
+
+        It is imported there, finds torch.distributed set up for gloo, and returns what JSON can hold (numbers, texts,
+        lists, dicts). The answers come by rank. `timeout` (seconds) bounds it, by default the pool's.
+        """
+        job = {"do": "call", "function": function, "arguments": arguments}
+        patience = self.timeout if timeout is None else timeout
+        found = self._do(self._begin(), job, {}, patience, lambda _: f"in {function}", lambda: None)
+        return [found[rank][0]["answer"] for rank in range(self.size)]
+
+    def _program_job(
+        self,
+        job: dict[str, Any],
+        programs: Sequence[Program],
+        tensors: dict[str, Tensor],
+        pace: Costs | None,
+        watch: Watch | None,
     ) -> dict[int, Reply]:
-        progress = Progress.create(pool.folder / "progress", self.size)
-        paces = [_paced(pool, i, program, pace) for i, program in enumerate(programs)] if pace else []
-        length = sum(seconds for _, _, seconds in paces)
-        job = {
-            "do": "run",
-            "programs": [to_json(program) for program in programs],
-            "timeout_s": self.timeout + length,
-            "steps": steps,
-            "settings": settings.to_message(),
-            "progress": str(pool.folder / "progress"),
-        }
-        tensors = {"pixels": torch.tensor(batch.pixels), "labels": torch.tensor(batch.labels)}
-        for rank in range(self.size):
-            mine = [(durations[rank], board) for durations, board, _ in paces if rank < len(durations)]
-            pool.send(rank, job | {"pace": mine}, tensors)
+        crew = self._begin()
+        folder = crew.folder
+        paces = (
+            [replies.paced(folder, i, program, pace) for i, program in enumerate(programs)] if pace and folder else []
+        )
+        length, steps = sum(seconds for _, _, seconds in paces), job["steps"]
+        progress = Progress.create(folder / "progress", self.size) if folder else None
+        job["programs"] = [self._text(program) for program in programs]
+        job |= {"timeout_s": self.timeout + length, "progress": str(folder / "progress") if folder else None}
+        job["pace"] = [[durations, board] for durations, board, _ in paces]
+
+        def look() -> None:
+            if watch and progress:
+                watch(replies.share_done(progress, programs, steps))
+
         patience = 2 * self.timeout + 3 * steps * length + 5.0
-        return pool.collect(patience, lambda rank: _where(progress, programs, rank))
+        return self._do(crew, job, tensors, patience, lambda rank: replies.where(progress, programs, rank), look)
+
+    def _text(self, program: Program) -> str:
+        """A program as it travels; those that were sent last are not written anew."""
+        known = next((text for sent, text in self._texts if sent is program), None)
+        if known is None:
+            known = to_json(program)
+            self._texts = [*self._texts[-KEPT_TEXTS:], (program, known)]
+        return known
+
+    def _do(
+        self,
+        crew: Crew,
+        job: dict[str, Any],
+        tensors: dict[str, Tensor],
+        patience: float,
+        where: Callable[[int], str],
+        look: Callable[[], None],
+    ) -> dict[int, Reply]:
+        """Send a job to every rank and wait for all replies. Whatever goes wrong, the processes end."""
+        job["paths"] = replies.paths()
+        try:
+            for rank in range(self.size):
+                crew.send(rank, job, tensors)
+            return crew.collect(patience, where, look)
+        except BaseException as error:
+            self._crew = None
+            crew.end()
+            if self._cancelled.is_set() and isinstance(error, PoolError):
+                raise Cancelled("the run was cancelled") from None
+            raise
 
     def _check(self, programs: Sequence[Program], pace: Costs | None, steps: int) -> None:
         if steps < 1 or not programs:
@@ -119,6 +236,8 @@ class Ranks:
             raise ValueError(
                 "a paced run has exclusive channels; simulate independent links, or pace with Link.CHANNEL"
             )
+        if pace is not None and not self.on_one_machine:
+            raise ValueError("a paced run needs all ranks on one machine, whose clock they share; measure instead")
         for program in programs:
             validate(program)
             if program.mesh != programs[0].mesh:
@@ -141,55 +260,6 @@ def _check_goes_on(first: Program, second: Program) -> None:
             )
 
 
-Paced = tuple[list[list[float]], str, float]
-"""For each rank how long each of its ops takes, the board where ranks meet, the makespan."""
-
-
-def _paced(pool: Pool, i: int, program: Program, costs: Costs) -> Paced:
-    plan = start_plan(program, costs)
-    by_row = [plan.durations[event] for event in plan.graph.event_of]
-    ends = [*plan.graph.first_row[1:], len(by_row)]
-    board = pool.folder / f"board{i}"
-    Board.create(board, program.mesh.size, len(plan.durations))
-    durations = [by_row[start:end] for start, end in zip(plan.graph.first_row, ends, strict=True)]
-    return durations, str(board), max(run_plan(plan)[1], default=0.0)
-
-
-def _where(progress: Progress, programs: Sequence[Program], rank: int) -> str:
-    """What a rank was last seen doing, for the report of its end."""
-    program, position = progress.of(rank)
-    if rank >= programs[0].mesh.size or position < 0:
-        return "before its first op"
-    op = programs[program].ranks[rank].ops[position]
-    values = ", ".join((*op.inputs, *op.writes)[:3])
-    return f"at op {position} ({label(op)}; {values})"
-
-
-def _provenance(pace: Costs | None, seed: int) -> Provenance:
-    mode = Mode.PACED if pace else Mode.MEASURED
-    return Provenance(mode, str(pace or ""), f"{os.cpu_count()} cores, gloo", f"torch {torch.__version__}", seed)
-
-
-def _result(programs: Sequence[Program], replies: dict[int, Reply], steps: int, provenance: Provenance) -> Result:
-    traces = [
-        [
-            _trace(program, [replies[rank][0]["steps"][step][i] for rank in range(program.mesh.size)], provenance)
-            for i, program in enumerate(programs)
-        ]
-        for step in range(steps)
-    ]
-    parts: dict[str, Shards] = {"gradients": {}, "weights": {}, "losses": {}}
-    for rank, (_, tensors) in replies.items():
-        for name, t in tensors.items():
-            what, value = name.split(" ", 1)
-            parts[what][rank, value] = t
-    return Result(traces, **parts)
-
-
-def _trace(program: Program, lines: list[dict[str, Any]], provenance: Provenance) -> Trace:
-    def joined(key: str) -> list[Any]:
-        return [x for line in lines for x in line[key]]
-
-    facts: Facts = {(rank, value): tuple(numbers) for line in lines for rank, value, numbers in line["facts"]}
-    before = [line["live_before"] for line in lines]
-    return Trace(program, joined("starts"), joined("ends"), joined("moved"), joined("live"), before, provenance, facts)
+def _advance(bar: Any, up: int) -> None:
+    if up > bar.n:
+        bar.update(up - bar.n)

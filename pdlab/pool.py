@@ -7,7 +7,6 @@ that loses a worker is broken.
 """
 
 import os
-import selectors
 import shutil
 import signal
 import socket
@@ -15,38 +14,35 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
-from torch import Tensor
 
 from pdlab import wire
+from pdlab.crew import PATIENCE_S, Crew
 from pdlab.errors import PoolError
 
-Reply = tuple[dict[str, Any], dict[str, Tensor]]
-
-PATIENCE_S = 3.0
-"""How long processes get to end by themselves before they are ended."""
-
-ECHO_S = 0.5
-"""How long after the first bad news to wait for the rest: what broke first is what to report."""
+Told = Callable[[int], None]
+"""Told how many ranks are up while a pool starts; may raise to give up."""
 
 
-class Pool:
+class Pool(Crew):
     """`size` running workers. Raises `PoolError` if they do not come up within `start_timeout` seconds."""
 
-    def __init__(self, size: int, start_timeout: float) -> None:
+    def __init__(self, size: int, start_timeout: float, told: Told) -> None:
+        super().__init__()
         self.size = size
-        self.folder = Path(tempfile.mkdtemp(prefix="pdlab-"))
-        self.channels: dict[int, socket.socket] = {}
+        self.machine = f"{os.cpu_count()} cores"
+        self.folder: Path = Path(tempfile.mkdtemp(prefix="pdlab-"))
+        self._told = told
         self._workers: list[psutil.Process] = []
         self._agent: subprocess.Popen[bytes] | None = None
         try:
             self._start(time.monotonic() + start_timeout, start_timeout)
         except BaseException:
-            self.close()
+            self.end()
             raise
 
     # --- starting
@@ -63,6 +59,7 @@ class Pool:
                     arrived.append(listener.accept()[0])
                 except TimeoutError:
                     self._check(deadline, f"{len(arrived)} of {self.size} ranks connected", start_timeout)
+                self._told(len(arrived))
         for channel in arrived:
             self._greet(channel, deadline, start_timeout)
 
@@ -89,96 +86,51 @@ class Pool:
         text = log.read_text(errors="replace").strip() if log.exists() else ""
         return "\n" + "\n".join(text.splitlines()[-15:]) if text else ""
 
-    # --- jobs
-
-    def send(self, rank: int, message: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        try:
-            wire.send(self.channels[rank], message, tensors)
-        except OSError:
-            raise PoolError(f"rank {rank} is gone: its process ended between two runs") from None
-
-    def collect(self, patience: float, where: Callable[[int], str]) -> dict[int, Reply]:
-        """One reply from every rank. `where` says for a rank what it was last seen doing.
-
-        Raises `PoolError` for the error or the death that came first, or for a silence of `patience` seconds.
-        """
-        replies: dict[int, Reply] = {}
-        bad: list[tuple[float, str]] = []
-        deadline = time.monotonic() + patience
-        with selectors.DefaultSelector() as selector:
-            for rank, channel in self.channels.items():
-                selector.register(channel, selectors.EVENT_READ, rank)
-            while len(selector.get_map()):
-                ready = selector.select(max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    break
-                for key, _ in ready:
-                    selector.unregister(key.fileobj)
-                    trouble = self._read(key.data, replies, where)
-                    if trouble:
-                        bad.append(trouble)
-                        deadline = min(deadline, time.monotonic() + ECHO_S)
-        if bad:
-            raise PoolError(min(bad)[1])
-        silent = sorted(set(self.channels) - set(replies))
-        if silent:
-            seen = "; ".join(f"rank {rank} {where(rank)}" for rank in silent)
-            raise PoolError(f"no answer within {patience:.0f} s: {seen}")
-        return replies
-
-    def _read(self, rank: int, replies: dict[int, Reply], where: Callable[[int], str]) -> tuple[float, str] | None:
-        """Take a reply; for bad news, when it happened and what to say."""
-        channel = self.channels[rank]
-        channel.settimeout(PATIENCE_S)
-        try:
-            reply, tensors = wire.receive(channel)
-        except OSError:
-            return 0.0, f"rank {rank} died: its process ended {where(rank)}"
-        finally:
-            channel.settimeout(None)
-        if "error" in reply:
-            return reply["at"], f"{reply['error']}\n{reply['traceback']}"
-        replies[rank] = reply, tensors
-        return None
-
     # --- ending
 
     def close(self) -> None:
-        """End every process and remove every file. Safe to call twice."""
-        for channel in self.channels.values():
-            channel.settimeout(PATIENCE_S)
-            try:
-                wire.send(channel, {"do": "stop"})
-            except OSError:
-                continue
-        _, alive = psutil.wait_procs(self._workers, PATIENCE_S if self._workers else 0)
-        for process in alive:
-            process.kill()
+        self.say_stop()
+        psutil.wait_procs(self._workers, PATIENCE_S if self._workers else 0)
         if self._agent is not None:
-            try:
-                self._agent.wait(PATIENCE_S if self._workers else 0)
-            except subprocess.TimeoutExpired:
-                _end_group(self._agent)
+            with suppress(subprocess.TimeoutExpired):
+                self._agent.wait(PATIENCE_S)
+        self.end()
+
+    def kill(self) -> None:
+        for process in self._workers:
+            _kill(process)
+
+    def end(self) -> None:
+        """End every process and remove every file without asking anybody. Safe to call twice."""
+        self.kill()
+        if self._agent is not None:
+            _end_group(self._agent)
+        psutil.wait_procs(self._workers, PATIENCE_S)
         for channel in self.channels.values():
             channel.close()
-        self.channels = {}
-        self._agent, self._workers = None, []
+        self.channels, self._workers, self._agent = {}, [], None
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _end_group(agent: subprocess.Popen[bytes]) -> None:
     """End the launcher and whatever it has started (workers have process groups of their own)."""
+    if agent.poll() is not None:
+        return
     try:
         started = psutil.Process(agent.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         started = []
     os.killpg(agent.pid, signal.SIGKILL)
     for process in started:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
+        _kill(process)
     agent.wait()
+
+
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:
+        return
 
 
 def _torchrun(size: int, folder: Path) -> subprocess.Popen[bytes]:

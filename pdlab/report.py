@@ -74,6 +74,12 @@ LEGEND = (
     "Gradient error: of the worst parameter, relative, in float64, against one process without any parallelism."
 )
 
+PUBLISHED = (
+    "Nothing on this page reproduces a published table yet. What papers printed is kept in data/published, and "
+    "tests/test_published.py checks the 24 bubble rates of 1F1B and ZB-H1 in the zero-bubble paper (Qi et al. 2024, "
+    "table 5) against simulations of these very schedules."
+)
+
 STYLE = """
 :root { color-scheme: light; }
 body { margin: 0 auto; padding: 1.2rem; max-width: 96rem; font: 1rem/1.45 system-ui, sans-serif; color: #1a1a1a;
@@ -123,11 +129,25 @@ def write_summary(folder: Path | str, rows: Sequence[Row]) -> Path:
 
 
 def write_report(
-    folder: Path | str, rows: Sequence[Row], figures: Sequence[tuple[str, Figure]], provenance: str
+    folder: Path | str,
+    rows: Sequence[Row],
+    figures: Sequence[tuple[str, Figure]],
+    provenance: str,
+    bytes_moved: Figure | None = None,
 ) -> Path:
-    """`report.html`: the table, then for each named figure a section; a strategy in the table leads to its own."""
+    """`report.html`: the table, then for each named figure a section; a strategy in the table leads to its own.
+
+    What all strategies sent follows if there is a figure of it, and what is known of published tables.
+    """
     names = [name for name, _ in figures]
-    sections = "\n".join(_section(number, name, figure) for number, (name, figure) in enumerate(figures))
+    parts = [
+        _section(f"s{number}", name, _picture(f"{name}: the timelines", fig))
+        for number, (name, fig) in enumerate(figures)
+    ]
+    if bytes_moved:
+        parts.append(_section("bytes", "Bytes by collective", _picture("bytes by collective", bytes_moved)))
+    parts.append(_section("published", "Published tables", f'<p class="small">{escape(PUBLISHED)}</p>'))
+    sections = "\n".join(parts)
     page = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -148,13 +168,16 @@ def write_report(
     return write_whole(Path(folder) / "report.html", page)
 
 
-def _section(number: int, name: str, figure: Figure) -> str:
+def _section(identity: str, heading: str, content: str) -> str:
+    return f'<section id="{identity}">\n<h2>{escape(heading)}</h2>\n{content}\n</section>'
+
+
+def _picture(what: str, figure: Figure) -> str:
     svg = BytesIO()
     with rc_context({"svg.hashsalt": "pdlab"}):
         figure.savefig(svg, format="svg", metadata={"Date": None})
     source = f"data:image/svg+xml;base64,{b64encode(svg.getvalue()).decode()}"
-    picture = f'<img src="{source}" alt="{escape(name)}: the timelines, as numbers in the table above">'
-    return f'<section id="s{number}">\n<h2>{escape(name)}</h2>\n<figure class="wide">{picture}</figure>\n</section>'
+    return f'<figure class="wide"><img src="{source}" alt="{escape(what)}, as numbers in the table above"></figure>'
 
 
 def _table(rows: Sequence[Row], names: Sequence[str]) -> str:

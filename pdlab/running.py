@@ -1,16 +1,20 @@
 """The commands that run strategies for real: `pdlab run` and `pdlab compare`."""
 
 import os
+import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from tqdm import tqdm
 
-from pdlab import models, plots, report
-from pdlab.compare import Comparison, ProgramOf, compare, lab_transformer
+from pdlab import models, own, plots, report
+from pdlab.compare import TEACHING_COSTS, Comparison, ProgramOf, compare, lab_transformer
+from pdlab.costs import Costs
 from pdlab.files import make_folder
-from pdlab.launch import Ranks
+from pdlab.launch import Ranks, Watch
+from pdlab.mesh import Axis
 from pdlab.models import Model
 from pdlab.strategies import Plan, Strategy, build
 from pdlab.trace import Mode
@@ -28,6 +32,10 @@ def lab_model(given: Namespace, tp: int, itemsize: int) -> Model:
         raise ValueError(
             f"--tp {tp} with --model {given.model}: it has no tensor-parallel form; use --model transformer"
         )
+    if ":" in given.model:
+        return own.model(given.model, itemsize=itemsize)
+    if given.model != "mlp":
+        raise ValueError(f"--model {given.model}; give transformer, mlp, or a file of yours as my_file:name")
     return models.mlp(depth=2 * given.depth + 2, itemsize=itemsize)
 
 
@@ -39,32 +47,47 @@ def run_one(program_of: ProgramOf, given: Namespace) -> Comparison:
     """One program, from a strategy or a file."""
     _check_steps(given.steps)
     program = program_of(4)
-    with _pool(program.mesh.size, Mode(given.mode)) as pool:
-        return compare(program_of, pool, steps=given.steps)
+    with pool_of(given, program.mesh.size) as (pool, costs), _bar("running") as watch:
+        return compare(program_of, pool, costs=costs, steps=given.steps, watch=watch)
 
 
 def compare_all(chosen: Sequence[Strategy], given: Namespace) -> None:
     """Several strategies on `--ranks` ranks each; the table on the screen, report and summary in the folder."""
     _check_steps(given.steps)
-    made = [_program_of(strategy, given) for strategy in chosen]
-    for program_of in made:
+    made = {strategy.name: _program_of(strategy, given) for strategy in chosen if _suits(strategy, given)}
+    for program_of in made.values():
         validate(program_of(4))
     make_folder(given.out)
     done: list[Comparison] = []
-    with _pool(given.ranks, Mode(given.mode)) as pool:
-        for strategy, program_of in (bar := tqdm(list(zip(chosen, made, strict=True)), unit="strategy", leave=False)):
-            bar.set_description(strategy.name)
-            done.append(compare(program_of, pool, steps=given.steps))
+    with pool_of(given, given.ranks) as (pool, costs):
+        for name, program_of in (bar := tqdm(list(made.items()), unit="strategy", leave=False)):
+            bar.set_description(name)
+            done.append(compare(program_of, pool, costs=costs, steps=given.steps))
+    _write(done, given.out)
+
+
+def _suits(strategy: Strategy, given: Namespace) -> bool:
+    """Whether the model has a form for the strategy; if not, say so."""
+    if strategy.axis is Axis.TP and given.ranks > 1 and given.model != "transformer":
+        print(f"{strategy.name}: left out, model {given.model} has no tensor-parallel form", flush=True)
+        return False
+    return True
+
+
+def _write(done: Sequence[Comparison], folder: Path) -> None:
     rows = [comparison.summary() for comparison in done]
     figures = [(comparison.predicted.program.name, figure(comparison)) for comparison in done]
-    page = report.write_report(given.out, rows, figures, str(done[0].measured.provenance))
-    table = report.write_summary(given.out, rows)
+    moved = plots.bytes_by_collective([one.predicted for one in done], [one.measured for one in done])
+    page = report.write_report(folder, rows, figures, str(done[0].measured.provenance), moved)
+    table = report.write_summary(folder, rows)
     print(table_text(rows))
     print(f"\nwrote {page} and {table}")
 
 
 def figure(comparison: Comparison) -> plots.Figure:
-    """Prediction over measurement, or the prediction alone where no time was measured."""
+    """Prediction over measurement; or the one of the two that there is."""
+    if comparison.predicted_s is None:
+        return plots.timeline(comparison.measured)
     if comparison.measured.provenance.mode is Mode.LOCAL:
         return plots.timeline(comparison.predicted)
     return plots.compare(comparison.predicted, comparison.measured)
@@ -85,15 +108,40 @@ def _check_steps(steps: int) -> None:
 
 
 @contextmanager
-def _pool(size: int, mode: Mode) -> Iterator[Ranks | None]:
-    if mode is Mode.LOCAL:
-        yield None
+def pool_of(given: Namespace, size: int) -> Iterator[tuple[Ranks | None, Costs | None]]:
+    """The ranks that the command line asks for, and the costs to pace them by: no ranks in local mode, no costs for a
+    measurement."""
+    if given.mode == Mode.LOCAL.value:
+        yield None, None
         return
-    cores = os.cpu_count() or 1
-    if size > cores:
-        print(f"{size} ranks on {cores} cores: paced, so order and overlap are real and speed is modelled", flush=True)
+    costs = TEACHING_COSTS if _mode(given, size) is Mode.PACED else None
+    if given.crew is not None:
+        yield given.crew, costs
+        return
     with Ranks(size) as ranks:
-        yield ranks
+        yield ranks, costs
+
+
+def _mode(given: Namespace, size: int) -> Mode:
+    """Measured where every rank has a core, unless the user says otherwise; more ranks than cores are spoken of."""
+    cores = os.cpu_count() or 1
+    if given.crew is not None or size <= cores:
+        return Mode(given.mode or Mode.MEASURED)
+    mode = Mode(given.mode or Mode.PACED)
+    if mode is Mode.PACED:
+        say = "paced, so order and overlap are real and speed is modelled"
+    else:
+        say = "oversubscribed, so what is measured is how they share cores, and no costs are fitted to it"
+    print(f"{size} ranks on {cores} cores: {say}", file=sys.stderr, flush=True)
+    return mode
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Watch]:
+    """A progress bar, moved by being told the share that is done."""
+    form = "{desc} {percentage:3.0f} %|{bar}| {elapsed}"
+    with tqdm(total=1.0, desc=what, bar_format=form, leave=False, disable=None) as bar:
+        yield lambda share: (bar.update(share - bar.n), None)[1]
 
 
 HEADINGS = (

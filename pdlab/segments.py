@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 
 import torch
-from torch import Tensor
+from torch import Tensor, float32
 from torch.nn.functional import cross_entropy, gelu, layer_norm, relu, softmax
 
 from pdlab.layers import convolution, linear
 from pdlab.models.spec import Block, Segment
+from pdlab.modules import call, loaded
 from pdlab.tape import Tape
 
 Weights = Mapping[str, Tensor]
@@ -105,6 +106,15 @@ def _combine(_: Segment, tape: Tape, inputs: Sequence[Tensor], w: Weights) -> tu
     return ((returned * gate)[place],)
 
 
+def _module(segment: Segment, tape: Tape, inputs: Sequence[Tensor], w: Weights) -> tuple[Tensor, ...]:
+    """A module of the user's; after the last one the loss."""
+    x, *target = inputs
+    dtype = next(iter(w.values()), x).dtype
+    modules = loaded(segment.code, segment.option("stamp"), dtype if dtype.is_floating_point else float32)
+    y = call(modules[segment.option("index")], tape, x, w)
+    return (cross_entropy(y, target[0], reduction="sum") if target else y,)
+
+
 FUNCTIONS: dict[Block, Function] = {
     Block.LINEAR: _linear,
     Block.RELU_LINEAR: _relu_linear,
@@ -118,4 +128,5 @@ FUNCTIONS: dict[Block, Function] = {
     Block.ROUTER: _router,
     Block.EXPERT: _expert,
     Block.COMBINE: _combine,
+    Block.MODULE: _module,
 }

@@ -7,7 +7,7 @@ compared by name.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod, sqrt
 from typing import assert_never
 
@@ -37,7 +37,7 @@ def full_names(model: Model, group: Group, copies: int = 1) -> list[tuple[str, .
 
 
 def initial_parameters(model: Model, seed: int, dtype: torch.dtype, copies: int = 1) -> Parameters:
-    """Every parameter of the model: norm gains near 1, the rest normal with a spread of 1 / sqrt(fan in).
+    """Every parameter of the model: gains (weights of one dim) near 1, others normal with a spread of 1 / sqrt(fan in).
 
     `copies` is the degree of the ep axis: each expert starts differently.
     """
@@ -52,7 +52,7 @@ def initial_parameters(model: Model, seed: int, dtype: torch.dtype, copies: int 
 def _draw(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little")
     noise = torch.from_numpy(np.random.default_rng(key).standard_normal(shape))
-    if name.endswith("norm.weight"):
+    if name.endswith("weight") and len(shape) == 1:
         return 1 + 0.1 * noise
     return noise / sqrt(max(prod(shape[1:]), 1)) if len(shape) > 1 else 0.1 * noise
 
@@ -68,15 +68,33 @@ class Batch:
         return len(self.labels)
 
 
+@dataclass(frozen=True)
+class Start:
+    """Where a training stands: parameters by name, optimizer state by name ([rows, *shape]; empty: a fresh one), and
+    the steps that were taken."""
+
+    parameters: Parameters
+    states: Parameters = field(default_factory=dict)
+    steps: int = 0
+
+
 def initial_values(
-    program: Program,
-    rank: int,
-    parameters: Parameters,
-    batch: Batch,
-    optimizer: Optimizer,
-    loss_scale: float = 1.0,
+    program: Program, rank: int, start: Start, batch: Batch, optimizer: Optimizer, loss_scale: float = 1.0
 ) -> dict[Value, Tensor]:
     """The `live_in` values of a rank that come from outside: feeds, seeds of the backward, weights, optimizer state."""
+    dtype = FLOAT[program.model.itemsize]
+    values = batch_values(program, rank, batch, loss_scale)
+    for value in sorted(program.ranks[rank].live_in):
+        t = program.ranks[rank].types[value]
+        if t.role is Role.WEIGHT:
+            values[value] = shard_of(program, rank, t, start.parameters).to(dtype)
+        elif t.role is Role.OPTIMIZER:
+            values[value] = _optimizer_state(program, rank, t, start, optimizer, dtype)
+    return values
+
+
+def batch_values(program: Program, rank: int, batch: Batch, loss_scale: float) -> dict[Value, Tensor]:
+    """Those of them that are new in every step: feeds, seeds of the backward, the loss scale."""
     if len(batch) != program.batch:
         raise ValueError(f"the program is for a batch of {program.batch} samples and was given {len(batch)}")
     dtype = FLOAT[program.model.itemsize]
@@ -89,11 +107,16 @@ def initial_values(
             values[value] = torch.tensor(loss_scale / program.divisor(microbatch_of(value)), dtype=dtype)
         elif t.role is Role.SCALE:
             values[value] = torch.tensor(loss_scale, dtype=torch.float64)
-        elif t.role is Role.WEIGHT:
-            values[value] = shard_of(program, rank, t, parameters).to(dtype)
-        elif t.role is Role.OPTIMIZER:
-            values[value] = optimizer.initial_state(shard_of(program, rank, t, parameters))
     return values
+
+
+def _optimizer_state(
+    program: Program, rank: int, t: Type, start: Start, optimizer: Optimizer, dtype: torch.dtype
+) -> Tensor:
+    if not start.states:
+        return optimizer.initial_state(shard_of(program, rank, t, start.parameters), dtype)
+    rows = [{name: state[row] for name, state in start.states.items()} for row in range(optimizer.rows)]
+    return torch.stack([shard_of(program, rank, t, row) for row in rows])
 
 
 def microbatch_of(value: Value) -> int:

@@ -26,6 +26,9 @@ LABEL_SIZES = (11.0, 10.0, 9.0, 8.0, 7.0)
 PALEST_MICROBATCH, PALEST_VERSION = 0.12, 0.6
 """How far towards white the last microbatch and the newest weight version are lightened, from 0 to 1."""
 
+DIM, DIM_INK = 0.82, "#9A9A9A"
+"""How far towards white everything is lightened that a picture is not about, and the grey of its numbers."""
+
 DARK = 0.21
 """Relative luminance (WCAG 2) up to which a number is white: above forward blue, below vermilion."""
 

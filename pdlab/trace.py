@@ -26,17 +26,23 @@ class Mode(Enum):
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a trace comes from: printed under every picture."""
+    """Where a trace comes from: printed under every picture. `oversubscribed`: more ranks than cores were timed."""
 
     mode: Mode
     costs: str = ""
     machine: str = ""
     versions: str = ""
     seed: int | None = None
+    oversubscribed: bool = False
 
     def __str__(self) -> str:
         seed = f"seed {self.seed}" if self.seed is not None else ""
-        return ", ".join(part for part in (self.mode.value, self.costs, self.machine, self.versions, seed) if part)
+        return ", ".join(part for part in (self.how, self.costs, self.machine, self.versions, seed) if part)
+
+    @property
+    def how(self) -> str:
+        """The mode in words; a measurement with more ranks than cores says little, and says so."""
+        return f"{self.mode.value}, oversubscribed" if self.oversubscribed else self.mode.value
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,11 @@ class Trace:
     @property
     def makespan(self) -> float:
         return max(self.ends, default=0.0)
+
+    @property
+    def clock(self) -> str:
+        """What the times count: seconds, or in local mode, which measures no time, the events of its order."""
+        return "events" if self.provenance.mode is Mode.LOCAL else "seconds"
 
     def rows(self) -> list[tuple[int, Op]]:
         """(rank, op) of every row."""

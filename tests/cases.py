@@ -13,6 +13,7 @@ from pdlab.execute.result import Result
 from pdlab.execute.settings import Settings
 from pdlab.mesh import Axis, Mesh
 from pdlab.models import Model
+from pdlab.optimizers import MasterSgd, Sgd
 from pdlab.passes import (
     all_reduce_gradients,
     assign_streams,
@@ -64,7 +65,7 @@ def synchronous(program: Program, seed: int = 0) -> Case:
     def check(result: Result) -> float:
         return max(reference.relative_errors(assemble(program, result.gradients), expected).values())
 
-    return Case([program], batch, Settings(seed=seed, lr=LR, record=True), check)
+    return Case([program], batch, Settings(Sgd(LR), seed=seed, record=True), check)
 
 
 def strategy(name: str, plan: Plan, model: Model | None = None) -> Case:
@@ -101,7 +102,7 @@ def stream_of_minibatches(stashing: bool, num_stages: int = 3, count: int = 12, 
             errors.append(max(reference.relative_errors(assemble(programs[0], ours), parameters).values()))
         return max(errors)
 
-    return Case(programs, batch, Settings(lr=LR, record=True), check)
+    return Case(programs, batch, Settings(Sgd(LR), record=True), check)
 
 
 def half_precision(loss_scale: float, sharded: bool) -> Case:
@@ -122,7 +123,7 @@ def half_precision(loss_scale: float, sharded: bool) -> Case:
             return float("inf")
         return max(reference.relative_errors(assemble(program, result.weights), expected).values()) if taken else 0.0
 
-    settings = Settings(lr=LR, loss_scale=loss_scale, master=True, record=True)
+    settings = Settings(MasterSgd(LR), loss_scale=loss_scale, record=True)
     return Case([program], quiet, settings, check)
 
 

@@ -24,9 +24,11 @@ LAYERS = (
     "strategies",
     "costs trace",
     "simulate metrics chrome theme",
+    "critical export calibrate",
     "plots report",
-    "data tape layers segments optimizers state execute reference",
-    "launch pool worker wire",
+    "data importing tape layers modules segments optimizers state own execute reference",
+    "wire crew pool replies duties launch cluster worker",
+    "history checkpoint",
     "compare train stock",
     "running commands",
     "cli widgets __main__",
@@ -35,12 +37,13 @@ RANK_OF_MODULE = {name: rank for rank, layer in enumerate(LAYERS) for name in la
 
 # The running half. Everything else draws, checks and simulates on a machine without torch.
 TORCH_ALLOWED = (
-    *("tape", "layers", "segments", "optimizers", "state", "execute", "reference"),
-    *("launch", "pool", "worker", "wire", "stock", "train", "compare", "running"),
+    *("tape", "layers", "modules", "segments", "optimizers", "state", "own", "execute", "reference"),
+    *("wire", "crew", "replies", "duties", "launch", "pool", "cluster", "worker"),
+    *("stock", "history", "checkpoint", "train", "compare", "running"),
 )
 
 # Starting a process means handing it an environment; nobody else looks at one.
-ENVIRONMENT_ALLOWED = ("pool", "worker")
+ENVIRONMENT_ALLOWED = ("pool", "worker", "cluster")
 
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 40

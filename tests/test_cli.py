@@ -78,7 +78,7 @@ def test_the_trace_is_chrome_json(capsys: pytest.CaptureFixture[str], tmp_path: 
     file = tmp_path / "deep" / "trace.json"
     said(capsys, "simulate", "1f1b", "--pp", "4", "--trace", str(file))
     events = json.loads(file.read_text())["traceEvents"]
-    assert {event["ph"] for event in events} == {"M", "X"}
+    assert {event["ph"] for event in events} == {"M", "X", "s", "f"}
     assert {event["pid"] for event in events} == {0, 1, 2, 3}
 
 

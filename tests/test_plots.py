@@ -7,17 +7,19 @@ from functools import cache
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import PolyCollection
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
-from pdlab import models, theme
+from pdlab import critical, metrics, models, theme
 from pdlab.costs import Analytic, Costs, Uniform
 from pdlab.mesh import Mesh
 from pdlab.models import Model
 from pdlab.ops import STEP, B, F, I, Kind, Op, W
 from pdlab.passes import all_reduce_gradients, assign_streams, consume_last_uses, insert_messages, lower, shard_weights
-from pdlab.plots import compare, live_bytes, timeline
+from pdlab.plots import bytes_by_collective, compare, critical_path, live_bytes, timeline
 from pdlab.plots.boxes import boxes
 from pdlab.plots.units import SECONDS, three_digits, time_unit
 from pdlab.program import Program, Role, split_rows
@@ -100,6 +102,8 @@ PROGRAMS: dict[str, Callable[[], tuple[Program, Costs]]] = {
 PICTURES = [
     *(("timeline", name) for name in PROGRAMS),
     *(("compare", name) for name in ("one rank", "1f1b segments", "split", "zero3", "tensor and data")),
+    *(("critical_path", name) for name in PROGRAMS),
+    *(("bytes_by_collective", name) for name in ("one rank", "zero3", "tensor and data")),
     *(("live_bytes", name) for name in ("1f1b replicated", "split", "zero3")),
 ]
 
@@ -117,6 +121,11 @@ def picture(plot: str, name: str) -> Figure:
             return compare(trace, measured(trace))
         case "live_bytes":
             return live_bytes(trace)
+        case "critical_path":
+            return critical_path(trace)
+        case "bytes_by_collective":
+            others = [predicted(other) for other in ("ddp", "1f1b replicated")]
+            return bytes_by_collective([trace, *others], [trace, *map(measured, others)])
     return timeline(trace)
 
 
@@ -173,6 +182,12 @@ def test_nothing_overlaps_or_is_cut_off(plot: str, name: str) -> None:
     assert extent.x0 >= 0 and extent.y0 >= 0 and extent.x1 <= width
 
 
+def test_a_figure_without_communication_says_so() -> None:
+    figure = bytes_by_collective([predicted("one rank")])
+    drawn(figure)
+    assert said(figure).count("none") == 2 and not figure.legends
+
+
 def test_overlapping_texts_are_noticed() -> None:
     figure = timeline(predicted("1f1b"))
     figure.text(0.1, 0.99, "a second title", va="top")
@@ -192,6 +207,23 @@ def test_a_number_fits_in_its_box(name: str) -> None:
     for text in axes.texts:
         around = text.get_window_extent().transformed(axes.transData.inverted())
         assert ((spans[:, 0] <= around.x0) & (around.x1 <= spans[:, 1])).any(), text.get_text()
+
+
+@pytest.mark.parametrize("name", ["ddp", "tensor"])
+def test_a_number_is_in_the_middle_of_its_box_and_no_seam_runs_through_it(name: str) -> None:
+    figure = timeline(predicted(name))
+    drawn(figure)
+    [axes] = figure.axes
+    paths = [path.get_extents() for c in axes.collections if isinstance(c, PolyCollection) for path in c.get_paths()]
+    seams = [line for c in axes.collections if isinstance(c, LineCollection) for line in c.get_segments()]
+    assert seams and axes.texts
+    for text in axes.texts:
+        x, y = text.get_position()
+        assert any((p.x0 + p.x1) / 2 == pytest.approx(x) and p.ymin < y < p.ymax for p in paths)
+        around = text.get_window_extent()
+        for line in axes.transData.transform(np.concatenate(seams)).reshape(-1, 2, 2):
+            across = around.x0 < line[0, 0] < around.x1 and min(line[:, 1]) < around.y1 and max(line[:, 1]) > around.y0
+            assert not across, text.get_text()
 
 
 def test_a_pipeline_of_segments_looks_as_in_the_papers() -> None:
@@ -253,6 +285,47 @@ def test_a_comparison_has_one_time_axis_and_says_the_error() -> None:
     assert len(figure.axes) == 3 and len({axes.get_xlim() for axes in figure.axes}) == 1
     ends = [np.max(np.asarray(line.get_xdata(), float)) for line in figure.axes[2].get_lines()]
     assert ends == pytest.approx([1000 * trace.makespan, 1000 * run.makespan])
+
+
+def test_the_critical_path_is_outlined_and_all_else_dimmed() -> None:
+    """At 1F1B with free messages, F and B of 1 and 2: 11 microbatch times of 3, all of them compute."""
+    trace = predicted("1f1b free messages")
+    figure = critical_path(trace)
+    assert "critical path 100 % forward and backward" in said(figure)
+    on_path = [box for box in boxes(trace, critical.critical_path(trace)) if box.marked]
+    assert sum(box.end - box.start for box in on_path) == trace.makespan
+    [axes] = figure.axes
+    [outlines] = [c for c in axes.collections if isinstance(c, PolyCollection) and not len(c.get_facecolor())]
+    assert len(outlines.get_paths()) == len(on_path)
+    strong = {theme.shade(box.kind, theme.PALEST_MICROBATCH * box.microbatch / 7) for box in on_path}
+    filled = [c for c in axes.collections if isinstance(c, PolyCollection) and len(c.get_facecolor())]
+    found = [to_hex(colour) for c in filled for colour in c.get_facecolor()]
+    assert sum(colour in strong for colour in found) == len(on_path)
+    assert {c for c in found if c not in strong} == {theme.shade(k, theme.DIM) for k in (Kind.FORWARD, Kind.BACKWARD)}
+
+
+def test_the_path_may_leave_a_box_half_way() -> None:
+    """The last bucket of DDP leaves after the first of six segments of the backward; they stay two boxes."""
+    trace = predicted("ddp")
+    marked = boxes(trace, critical.critical_path(trace))
+    assert len(marked) > len(boxes(trace))
+    assert sum(box.end - box.start for box in marked) == pytest.approx(sum(b.end - b.start for b in boxes(trace)))
+
+
+def test_bytes_are_those_of_the_metrics_and_a_run_that_differs_is_told() -> None:
+    trace = predicted("zero3")
+    figure = bytes_by_collective([trace], [trace])
+    assert "measured the same" in said(figure)
+    widths = [sorted(p.get_width() for p in a.patches if isinstance(p, Rectangle)) for a in figure.axes]
+    amounts = [*metrics.bytes_by_collective(trace).values(), *metrics.wire_bytes_by_collective(trace).values()]
+    assert len(amounts) == 4 and widths == [pytest.approx(sorted(amount / 1e6 for amount in amounts))]
+    total = sum(metrics.bytes_by_collective(trace).values())
+    assert f"{total / 1e6:.2f} MB" in said(figure)
+    more = replace(trace, moved=[moved + 1 if moved else 0 for moved in trace.moved])
+    gathered, expected = (metrics.bytes_by_collective(t)["ALL_GATHER"] for t in (more, trace))
+    assert f"measured {gathered:,} bytes of all-gather, not {expected:,}" in said(bytes_by_collective([trace], [more]))
+    with pytest.raises(ValueError, match="1 predicted and 2 measured"):
+        bytes_by_collective([trace], [trace, more])
 
 
 def test_live_bytes_say_each_peak() -> None:

@@ -32,14 +32,14 @@ def gone(processes: list[psutil.Process], within: float = SOON_S) -> bool:
 
 
 def family(ranks: Ranks) -> list[psutil.Process]:
-    assert ranks._pool is not None and ranks._pool._agent is not None
-    agent = psutil.Process(ranks._pool._agent.pid)
+    assert ranks._crew is not None and ranks._crew._agent is not None
+    agent = psutil.Process(ranks._crew._agent.pid)
     return [agent, *agent.children(recursive=True)]
 
 
 def workers(ranks: Ranks) -> dict[int, psutil.Process]:
-    assert ranks._pool is not None
-    return {int(p.environ()["RANK"]): p for p in ranks._pool._workers}
+    assert ranks._crew is not None
+    return {int(p.environ()["RANK"]): p for p in ranks._crew._workers}
 
 
 def broken_by(ranks: Ranks, harm: Callable[[], None], after: float = 0.5) -> tuple[str, float]:
@@ -62,8 +62,8 @@ def broken_by(ranks: Ranks, harm: Callable[[], None], after: float = 0.5) -> tup
 def test_nothing_listens_beyond_loopback_and_nothing_is_left() -> None:
     with Ranks(2) as ranks:
         processes = family(ranks)
-        assert ranks._pool is not None
-        folder = ranks._pool.folder
+        assert ranks._crew is not None
+        folder = ranks._crew.folder
         ranks.run(PROGRAM, digits_batch(8))
         listening = [c for p in processes for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
         assert all(c.laddr.ip.startswith("127.") or c.laddr.ip == "::1" for c in listening)
@@ -76,8 +76,8 @@ def test_nothing_listens_beyond_loopback_and_nothing_is_left() -> None:
 def test_a_killed_rank_is_named_with_its_op_and_the_next_run_works() -> None:
     with Ranks(2, timeout=10) as ranks:
         processes = family(ranks)
-        assert ranks._pool is not None
-        folder = ranks._pool.folder
+        assert ranks._crew is not None
+        folder = ranks._crew.folder
         said, seconds = broken_by(ranks, lambda: workers(ranks)[1].kill())
         assert "rank 1 died" in said and "at op" in said and ":" in said
         assert seconds < SOON_S
@@ -113,7 +113,7 @@ PARENT = """
 import sys, time
 from pdlab.launch import Ranks
 ranks = Ranks(2).__enter__()
-print(ranks._pool.folder, ranks._pool._agent.pid, *(p.pid for p in ranks._pool._workers), flush=True)
+print(ranks._crew.folder, ranks._crew._agent.pid, *(p.pid for p in ranks._crew._workers), flush=True)
 time.sleep(60)
 """
 
@@ -147,4 +147,4 @@ def test_what_cannot_run_never_reaches_a_process() -> None:
         ranks.run(PROGRAM, digits_batch(8))
     with pytest.raises(ValueError, match="begins with"):
         Ranks(2).run([PROGRAM, PROGRAM], digits_batch(8))
-    assert ranks._pool is None
+    assert ranks._crew is None

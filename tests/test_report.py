@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from pdlab.files import make_folder
-from pdlab.report import COLUMNS, SummaryRow, write_report, write_summary
+from pdlab.report import COLUMNS, PUBLISHED, SummaryRow, write_report, write_summary
 
 ROW: SummaryRow = {
     "strategy": "1f1b",
@@ -125,7 +125,22 @@ def test_the_table_is_in_words_and_units(tmp_path: Path) -> None:
 def test_a_strategy_leads_to_its_picture(tmp_path: Path, figure: Figure) -> None:
     found = page(write_report(tmp_path, [SINGLE, ROW], [("zero3", figure), ("1f1b", figure)], ""))
     [link] = found.all("a")
-    assert str(link["href"]).removeprefix("#") == [section["id"] for section in found.all("section")][1]
+    assert str(link["href"]).removeprefix("#") == [section["id"] for section in found.all("section")][1] == "s1"
+
+
+def test_bytes_and_published_tables_have_their_sections(tmp_path: Path, figure: Figure) -> None:
+    path = write_report(tmp_path, [ROW], [("1f1b", figure)], "", figure)
+    assert [section["id"] for section in page(path).all("section")] == ["s0", "bytes", "published"]
+    assert "data/published" in path.read_text() and "tests/test_published.py" in path.read_text()
+    assert [section["id"] for section in page(write_report(tmp_path, [ROW], [], "")).all("section")] == ["published"]
+
+
+def test_what_the_report_says_of_published_tables_is_so() -> None:
+    from tests import test_published
+
+    rates = [rate for row in test_published.RATES for key, rate in row.items() if key in ("1F1B", "ZB-H1")]
+    assert f"the {len(rates)} bubble rates" in PUBLISHED
+    assert Path(test_published.__file__).name in PUBLISHED and test_published.PUBLISHED.name in PUBLISHED
 
 
 def test_names_are_text_not_markup(tmp_path: Path, figure: Figure) -> None:

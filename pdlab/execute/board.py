@@ -46,20 +46,20 @@ class Board:
 
 
 class Progress:
-    """Which op each rank is at, kept where it can be read after the rank has died: (program, position), -1 before the
-    first."""
+    """Which op each rank is at, kept where it can be read after the rank has died: (step, program, position), -1
+    before the first."""
 
     def __init__(self, path: Path | str, size: int) -> None:
-        self._at = np.memmap(path, np.int64, "r+", shape=(size, 2))
+        self._at = np.memmap(path, np.int64, "r+", shape=(size, 3))
 
     @classmethod
     def create(cls, path: Path, size: int) -> "Progress":
-        np.memmap(path, np.int64, "w+", shape=(size, 2))[:] = (0, -1)
+        np.memmap(path, np.int64, "w+", shape=(size, 3))[:] = (0, 0, -1)
         return cls(path, size)
 
-    def enter(self, rank: int, program: int, position: int) -> None:
-        self._at[rank] = program, position
+    def enter(self, rank: int, step: int, program: int, position: int) -> None:
+        self._at[rank] = step, program, position
 
-    def of(self, rank: int) -> tuple[int, int]:
-        program, position = self._at[rank]
-        return int(program), int(position)
+    def of(self, rank: int) -> tuple[int, int, int]:
+        step, program, position = self._at[rank]
+        return int(step), int(program), int(position)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pdlab.execute.clock import Clock
 from pdlab.execute.exchange import num_bytes, reduces_by_and, sent_bytes, split_sizes, together, whole_length
 from pdlab.execute.store import Store
 from pdlab.mesh import Axis, Mesh
@@ -32,8 +33,9 @@ class Gloo:
     Every process of the pool has to construct it, also those that the mesh leaves idle: making a group is collective.
     """
 
-    def __init__(self, mesh: Mesh, rank: int, timeout: float) -> None:
+    def __init__(self, mesh: Mesh, rank: int, timeout: float, clock: Clock) -> None:
         self.timeout = timedelta(seconds=timeout)
+        self.clock = clock
         self.groups: dict[Axis, dist.ProcessGroup] = {}
         self.everyone = dist.new_group(list(range(mesh.size)), timeout=self.timeout, backend="gloo")
         for axis, degree in mesh.degrees:
@@ -51,11 +53,12 @@ class Gloo:
         self._wait(posted.work)
         return self._read(op, store, posted), posted.moved
 
-    def agree(self, moment: float) -> float:
-        """The latest of all ranks' proposals for when to begin."""
-        stamp = torch.tensor([moment], dtype=torch.float64)
+    def agree(self, lead: float) -> float:
+        """A moment at which all ranks can begin, `lead` seconds after the last one has asked; on this process's
+        clock."""
+        stamp = torch.tensor([self.clock.now() + lead], dtype=torch.float64)
         dist.all_reduce(stamp, dist.ReduceOp.MAX, group=self.everyone)
-        return stamp.item()
+        return self.clock.here(stamp.item())
 
     def _post(self, op: Op, store: Store) -> Posted:
         inputs = store.tensors(op.inputs)

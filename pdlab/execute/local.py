@@ -3,19 +3,21 @@
 Gradients and orders are checked here in milliseconds; what this mode cannot show is time.
 """
 
+import time
 from collections.abc import Sequence
 
 import torch
 
 from pdlab.depend import build
 from pdlab.execute.exchange import note_facts, sent_bytes, together
+from pdlab.execute.fold import Stretch, Told, following, joined, losses, newest
 from pdlab.execute.result import Result, collect
 from pdlab.execute.settings import Settings, new_store
 from pdlab.execute.store import Held, Store
 from pdlab.ops import COMMUNICATION_KINDS, Op
 from pdlab.order import order
 from pdlab.program import Facts, Program
-from pdlab.state import Batch
+from pdlab.state import Batch, Start
 from pdlab.trace import Mode, Provenance, Trace
 from pdlab.validate import validate
 
@@ -30,6 +32,21 @@ def run_local(programs: Sequence[Program], batch: Batch, settings: Settings | No
     provenance = Provenance(Mode.LOCAL, versions=f"torch {torch.__version__}", seed=settings.seed)
     traces = [_walk(program, stores, provenance) for program in programs]
     return collect([traces], stores)
+
+
+def fold_local(program: Program, batches: Sequence[Batch], settings: Settings, start: Start | None = None) -> Stretch:
+    """Train for one step on each batch, from `start` or from the seed."""
+    validate(program)
+    stores = [new_store(program, rank, batches[0], settings, start) for rank in range(program.mesh.size)]
+    told: list[list[Told]] = [[] for _ in stores]
+    for i, batch in enumerate(batches):
+        began = time.perf_counter()
+        stores = [following(store, batch, settings) for store in stores] if i else stores
+        trace = _walk(program, stores, Provenance(Mode.LOCAL, seed=settings.seed))
+        seconds = time.perf_counter() - began
+        for rank, store in enumerate(stores):
+            told[rank].append(Told(losses(store), seconds, trace.facts if not rank else {}))
+    return joined(program, told, {store.rank: newest(store) for store in stores}, start)
 
 
 def _walk(program: Program, stores: Sequence[Store], provenance: Provenance) -> Trace:

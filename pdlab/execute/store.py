@@ -25,7 +25,7 @@ Held = Tensor | Tape
 @dataclass
 class Store:
     """The values of one rank. `gradients` and `weights` record, for every step, what it read and what it wrote, if
-    asked."""
+    asked. `counted` are the steps of the training before this store, `steps` those since then, for each group."""
 
     program: Program
     rank: int
@@ -36,6 +36,8 @@ class Store:
     live: int = 0
     gradients: dict[Value, Tensor] = field(default_factory=dict)
     weights: dict[Value, Tensor] = field(default_factory=dict)
+    counted: int = 0
+    steps: dict[str, int] = field(default_factory=dict)
 
     def begin(self, program: Program) -> int:
         """Go on with another program from the values held now, which must be its `live_in`; returns the bytes held."""
@@ -196,9 +198,11 @@ class Store:
             gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32)) / scale.item()
         if self.record:
             self.gradients[op.inputs[1]] = gradient.clone()
-        written = self.optimizer.step(weight, gradient, state)
+        of = types[op.inputs[0]].of
+        self.steps[of] = self.steps.get(of, self.counted) + 1
+        written = self.optimizer.step(weight, gradient, state, self.steps[of])
         if self.record:
-            self.weights[op.writes[0]] = (written if state is None else state).clone()
+            self.weights[op.writes[0]] = self.optimizer.precise(written, state).clone()
         return [written, *([state] if state is not None else [])]
 
 

@@ -4,14 +4,15 @@ What is checked here is the form. Whether the program can run is for `pdlab.vali
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NoReturn, TypeVar
 
 from pdlab.forms.encode import OP_DEFAULTS, OP_FIELDS, VERSION
 from pdlab.forms.fault import FormError, short
-from pdlab.forms.recipe import rebuild
+from pdlab.forms.recipe import MAKERS, rebuild
 from pdlab.mesh import Axis, Layout, Mesh, Placement, Spread
+from pdlab.models.spec import Model
 from pdlab.ops import COMPUTE, Kind, Lane, Op, Stream
 from pdlab.program import Program, RankProgram, Role, Size, Sized, Type
 
@@ -23,14 +24,17 @@ RANK_KEYS = ("ops", "types", "live_in", "live_out")
 NAMES: Mapping[type, str] = {int: "a whole number", str: "a text", list: "a list", dict: "an object"}
 
 
-def from_json(text: str) -> Program:
-    """The program that `to_json` wrote. Raises `FormError`, a `ValueError`, for any other text."""
+def from_json(text: str, makers: Mapping[str, Callable[..., Model]] = MAKERS) -> Program:
+    """The program that `to_json` wrote. Raises `FormError`, a `ValueError`, for any other text.
+
+    `makers` are the functions that may make its model; those of the lab run no code but its own.
+    """
     top = _record(_load(text), "the program", KEYS)
     if top["pdlab"] != VERSION:
         _fail("pdlab", top["pdlab"], f"the version of this form, {VERSION}")
     mesh = _mesh(top["mesh"])
     maker, arguments = _entries(top["model"], "model", "a name and its arguments", str, dict)
-    model = rebuild(maker, arguments)
+    model = rebuild(maker, arguments, makers)
     types = [_type(entry, f"types[{i}]") for i, entry in enumerate(_as(list, top["types"], "types"))]
     streams = [_stream(entry, f"streams[{i}]") for i, entry in enumerate(_as(list, top["streams"], "streams"))]
     ranks = _as(list, top["ranks"], "ranks")

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from pdlab.forms.fault import FormError
-from pdlab.forms.recipe import rebuild
+from pdlab.forms.recipe import MAKERS, rebuild
 from pdlab.mesh import Layout
 from pdlab.ops import COMPUTE, Op, Stream
 from pdlab.program import Program, RankProgram, Size, Type
@@ -26,7 +26,7 @@ OP_DEFAULTS: tuple[Any, ...] = (None, -1, -1, -1, [], [], [], -1, None, -1, None
 def to_json(program: Program) -> str:
     """The whole program on one line; `from_json` gives an equal one back."""
     maker, arguments = program.model.recipe
-    if rebuild(maker, dict(arguments)) != program.model:
+    if maker in MAKERS and rebuild(maker, dict(arguments)) != program.model:
         raise FormError(f"model {program.model.name} is not what its recipe makes; write the recipe's own model")
     types = {t: i for i, t in enumerate(dict.fromkeys(t for rank in program.ranks for t in rank.types.values()))}
     found = dict.fromkeys(op.stream for rank in program.ranks for op in rank.ops)

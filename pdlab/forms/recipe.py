@@ -1,4 +1,4 @@
-"""From a model's recipe to the model: only the makers listed here, with numbers of the right kind.
+"""From a model's recipe to the model: only the makers that the reader lists, with arguments of the right kind.
 
 A program may come from a file that somebody else wrote, so a name in it must never choose what Python runs.
 """
@@ -21,24 +21,28 @@ MOST_LAYERS = 10_000
 LAYER_COUNTS = ("depth", "num_layers")
 
 
-def rebuild(maker: str, arguments: Mapping[str, object]) -> Model:
+def rebuild(maker: str, arguments: Mapping[str, object], makers: Mapping[str, Callable[..., Model]] = MAKERS) -> Model:
     """The model of a recipe; a recipe that no maker follows is an error that says what it may hold."""
-    if maker not in MAKERS:
-        raise FormError(f"model {short(maker)} is not known; models are {', '.join(MAKERS)}")
-    allowed = {name: parameter.annotation for name, parameter in signature(MAKERS[maker]).parameters.items()}
+    if maker == "modules" and maker not in makers:
+        raise FormError("the model is made of somebody's own modules, whose code would run; build the program here")
+    if maker not in makers:
+        raise FormError(f"model {short(maker)} is not known; models are {', '.join(makers)}")
+    allowed = {name: parameter.annotation for name, parameter in signature(makers[maker]).parameters.items()}
     for name, value in arguments.items():
         if name not in allowed:
             raise FormError(f"model {maker} has no argument {short(name)}; it takes {', '.join(allowed)}")
-        _check_number(f"model {maker}, {name}", value, allowed[name])
+        _check_argument(f"model {maker}, {name}", value, allowed[name])
         if name in LAYER_COUNTS and isinstance(value, int) and value > MOST_LAYERS:
             raise FormError(f"model {maker}, {name} is {value}; at most {MOST_LAYERS} layers can be built")
     try:
-        return MAKERS[maker](**arguments)
+        return makers[maker](**arguments)
     except (ArithmeticError, TypeError, ValueError) as error:
         raise FormError(f"model {maker} cannot be made: {error}") from None
 
 
-def _check_number(where: str, value: object, kind: type) -> None:
+def _check_argument(where: str, value: object, kind: type) -> None:
+    if kind is str and type(value) is str:
+        return
     fits = type(value) is int or (kind is float and type(value) is float)
     if not fits or not isinstance(value, int | float) or not (0 if kind is float else 1) <= value < float("inf"):
         least = "a number of at least 0" if kind is float else "a whole number of at least 1"

@@ -31,6 +31,7 @@ class Block(Enum):
     ROUTER = "router"
     EXPERT = "expert"
     COMBINE = "combine"
+    MODULE = "module"
 
 
 class Feed(Enum):
@@ -123,7 +124,8 @@ class Segment:
 
     `keeps` names the inputs that the backward needs again (they stay alive, or are brought back, as values of their
     own); `saved` is what the forward holds for the backward besides those and the weights, and `pending` what an `I`
-    op leaves for the `W` op. `rows` names the value that counts the rows where they are not samples.
+    op leaves for the `W` op. `rows` names the value that counts the rows where they are not samples,
+    `code` is the import path of the user's modules that a `MODULE` block is one of.
     """
 
     name: str
@@ -137,6 +139,7 @@ class Segment:
     flops: Flops = Flops()
     options: tuple[tuple[str, int], ...] = ()
     rows: str | None = None
+    code: str = ""
 
     def option(self, name: str) -> int:
         return dict(self.options)[name]
@@ -182,7 +185,7 @@ class Model:
     recipe.
     """
 
-    recipe: tuple[str, tuple[tuple[str, float], ...]]
+    recipe: tuple[str, tuple[tuple[str, float | str], ...]]
     layers: tuple[tuple[Item, ...], ...]
     feeds: tuple[Tensor, ...]
     itemsize: int
@@ -192,6 +195,11 @@ class Model:
     def name(self) -> str:
         maker, arguments = self.recipe
         return f"{maker}({', '.join(f'{key}={value}' for key, value in arguments)})"
+
+    @property
+    def code(self) -> str:
+        """The import path of the user's modules that the model is made of; empty for the models of the lab."""
+        return next(iter(self.segments.values())).code
 
     @cached_property
     def segments(self) -> dict[str, Segment]:

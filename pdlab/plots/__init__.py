@@ -2,9 +2,11 @@
 
 from matplotlib.figure import Figure
 
+from pdlab.plots.bytes_moved import bytes_by_collective
 from pdlab.plots.compare import compare
+from pdlab.plots.critical_path import critical_path
 from pdlab.plots.gallery import gallery
 from pdlab.plots.memory import live_bytes
 from pdlab.plots.timeline import timeline
 
-__all__ = ["Figure", "compare", "gallery", "live_bytes", "timeline"]
+__all__ = ["Figure", "bytes_by_collective", "compare", "critical_path", "gallery", "live_bytes", "timeline"]

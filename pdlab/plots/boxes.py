@@ -5,6 +5,7 @@ without a visible gap become one box, so that a stage of two segments still look
 wait they stay apart.
 """
 
+from collections.abc import Container
 from typing import NamedTuple
 
 from pdlab.ops import COMPUTE, PASS_KINDS, Kind, Lane, Op, Stream
@@ -20,7 +21,10 @@ TALL, THIN, GAP = ((4, 0.4), (8, 0.34), (float("inf"), 0.24)), 0.15, 0.09
 
 
 class Box(NamedTuple):
-    """One or more ops on one row. Times in seconds; `seams` are where one segment follows another inside it."""
+    """One or more ops on one row. Times in seconds; `seams` are where one segment follows another inside it.
+
+    Of a box that is `marked` all ops are, of any other none.
+    """
 
     rank: int
     stream: Stream
@@ -31,6 +35,7 @@ class Box(NamedTuple):
     start: float
     end: float
     seams: tuple[float, ...] = ()
+    marked: bool = False
 
 
 class Row(NamedTuple):
@@ -42,32 +47,36 @@ class Row(NamedTuple):
     height: float
 
 
-def boxes(trace: Trace) -> list[Box]:
-    """What took time, rank by rank, segments of a stage merged; where there is only one stage, with the seams."""
+def boxes(trace: Trace, marked: Container[int] = ()) -> list[Box]:
+    """What took time, rank by rank, segments of a stage merged; where there is only one stage, with the seams.
+
+    Rows that are `marked` merge only with each other.
+    """
     visible = trace.makespan * VISIBLE
     one_stage = len(trace.program.stages) == 1
     found: list[Box] = []
     for rank, program in enumerate(trace.program.ranks):
         last: dict[Stream, Box] = {}
         for row, op in zip(trace.rows_of(rank), program.ops, strict=True):
-            start, end = trace.starts[row], trace.ends[row]
+            start, end, mark = trace.starts[row], trace.ends[row], row in marked
             if end <= start or (op.kind in BOOKKEEPING and end - start < visible):
                 continue
             before = last.get(op.stream)
-            if before and _continues(before, op) and start - before.end < visible:
+            if before and _continues(before, op, mark) and start - before.end < visible:
                 seams = (*before.seams, start) if one_stage and op.kind in PASS_KINDS else ()
                 last[op.stream] = before._replace(end=end, seams=seams)
                 continue
             if before:
                 found.append(before)
-            last[op.stream] = Box(rank, op.stream, op.kind, op.stage, op.microbatch, op.version, start, end)
+            box = Box(rank, op.stream, op.kind, op.stage, op.microbatch, op.version, start, end, marked=mark)
+            last[op.stream] = box
         found += last.values()
     return found
 
 
-def _continues(box: Box, op: Op) -> bool:
+def _continues(box: Box, op: Op, mark: bool) -> bool:
     same = (box.kind, box.stage, box.microbatch, box.version) == (op.kind, op.stage, op.microbatch, op.version)
-    return same and (op.kind in PASS_KINDS or op.kind is Kind.STEP)
+    return same and box.marked == mark and (op.kind in PASS_KINDS or op.kind is Kind.STEP)
 
 
 def rows(found: list[Box], num_ranks: int) -> list[Row]:

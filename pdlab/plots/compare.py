@@ -37,13 +37,15 @@ def compare(predicted: Trace, measured: Trace, *, title: str | None = None, unit
 
 def _how(measured: Trace) -> str:
     """A run held to modelled durations is not a measured speed; say so."""
-    mode = measured.provenance.mode
-    return "measured" if mode is Mode.MEASURED else f"measured ({mode.value})"
+    made = measured.provenance
+    return made.how if made.mode is Mode.MEASURED else f"measured ({made.mode.value})"
 
 
 def _error(predicted: Trace, measured: Trace) -> str:
     if not predicted.makespan:
         return "nothing predicted"
+    if measured.provenance.oversubscribed:
+        return "no prediction: more ranks than cores"
     return f"error {100 * (measured.makespan / predicted.makespan - 1):+.1f} %"
 
 

@@ -1,8 +1,7 @@
 """One trace drawn on one panel: boxes in rows, numbers in boxes, names beside rows."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -22,15 +21,21 @@ from pdlab.trace import Trace
 OUTLINE = 0.6
 """Points: the white line around a box that keeps neighbours apart."""
 
+SEAM = 0.2
+"""The share of a box's height that a seam is cut into it, from above and from below: a number fits between."""
+
 NARROW = 0.04
 """Inches: a box below this has no white outline, which would leave nothing of it."""
 
 
 class Lanes:
-    """A trace laid out in rows, to be drawn on a time axis that ends at `until` seconds."""
+    """A trace laid out in rows, to be drawn on a time axis that ends at `until` seconds.
 
-    def __init__(self, trace: Trace, until: float) -> None:
-        self.boxes = boxes(trace)
+    Where rows of the trace are `marked`, everything else is dimmed.
+    """
+
+    def __init__(self, trace: Trace, until: float, marked: Collection[int] = ()) -> None:
+        self.boxes = boxes(trace, frozenset(marked))
         self.rows = rows(self.boxes, len(trace.program.ranks))
         self.program = trace.program
         self.inches = PANEL_WIDTH / (until or 1.0)  # the length of a second
@@ -56,49 +61,56 @@ class Lanes:
         """Draw boxes, numbers and the names of rows."""
         plain(axes, heading)
         axes.set_ylim(self.height, 0)
-        places = {(row.rank, row.stream): row for row in self.rows}
-        paleness = _Paleness(self.program)
-        looks = {
-            box: _Look(box, places[box.rank, box.stream], theme.shade(box.kind, paleness.of(box)), unit)
-            for box in self.boxes
-        }
+        looks = self.looks(unit)
         _draw_boxes(axes, list(looks.values()), self.inches)
-        lines = [look.seam(at) for look in looks.values() for at in look.box.seams]
-        axes.add_collection(LineCollection(lines, colors=theme.PAPER, linewidths=OUTLINE, alpha=0.6), autolim=False)
+        lines = [line for look in looks.values() for at in look.box.seams for line in look.seam(at)]
+        axes.add_collection(LineCollection(lines, colors=theme.PAPER, linewidths=OUTLINE), autolim=False)
         for box, text in self.labels.texts:
             looks[box].write(axes, text, self.labels.size)
         _name_rows(axes, self.rows)
 
+    def looks(self, unit: Unit) -> "dict[Box, Look]":
+        """How each box is drawn."""
+        places = {(row.rank, row.stream): row for row in self.rows}
+        paleness = _Paleness(self.program)
+        dims = any(box.marked for box in self.boxes)
+        return {
+            box: Look(box, places[box.rank, box.stream], paleness.of(box), unit, dims and not box.marked)
+            for box in self.boxes
+        }
+
 
 @dataclass(frozen=True)
-class _Look:
-    """Where a box is drawn (horizontally in units of time, vertically in inches) and in which colour."""
+class Look:
+    """Where a box is drawn (horizontally in units of time, vertically in inches) and how pale (from 0 to 1)."""
 
     box: Box
     row: Row
-    colour: str
+    paleness: float
     unit: Unit
+    dim: bool = False
+
+    @property
+    def colour(self) -> str:
+        return theme.shade(self.box.kind, theme.DIM if self.dim else self.paleness)
 
     def corners(self) -> list[tuple[float, float]]:
         left, right = self.box.start / self.unit.size, self.box.end / self.unit.size
         top, bottom = self.row.top, self.row.top + self.row.height
         return [(left, top), (right, top), (right, bottom), (left, bottom)]
 
-    def seam(self, at: float) -> list[tuple[float, float]]:
-        return [(at / self.unit.size, self.row.top), (at / self.unit.size, self.row.top + self.row.height)]
+    def seam(self, at: float) -> list[list[tuple[float, float]]]:
+        x, top, bottom = at / self.unit.size, self.row.top, self.row.top + self.row.height
+        cut = SEAM * self.row.height
+        return [[(x, top), (x, top + cut)], [(x, bottom - cut), (x, bottom)]]
 
     def write(self, axes: Axes, text: str, size: float) -> None:
-        """The number of the box beside its seams, on a patch of paper where the box is hatched."""
-        x, y = self._middle() / self.unit.size, self.row.top + self.row.height / 2
+        """The number in the middle of the box, on a patch of paper where the box is hatched."""
+        x, y = (self.box.start + self.box.end) / 2 / self.unit.size, self.row.top + self.row.height / 2
         hatched = self.box.kind in theme.HATCHES
-        ink = theme.INK if hatched else theme.ink_on(self.colour)
+        ink = theme.DIM_INK if self.dim else theme.INK if hatched else theme.ink_on(self.colour)
         patch = {"facecolor": theme.PAPER, "edgecolor": "none", "pad": 1.0} if hatched else None
         axes.text(x, y, text, size=size, color=ink, ha="center", va="center_baseline", bbox=patch)
-
-    def _middle(self) -> float:
-        """The middle of the most central segment."""
-        edges, centre = (self.box.start, *self.box.seams, self.box.end), (self.box.start + self.box.end) / 2
-        return min(((a + b) / 2 for a, b in pairwise(edges)), key=lambda middle: abs(middle - centre))
 
 
 @dataclass(frozen=True)
@@ -116,9 +128,9 @@ class _Paleness:
         return theme.PALEST_MICROBATCH * box.microbatch / last
 
 
-def _draw_boxes(axes: Axes, looks: Sequence[_Look], inches: float) -> None:
+def _draw_boxes(axes: Axes, looks: Sequence[Look], inches: float) -> None:
     """One collection per hatch. Narrow boxes are plain and outlined in their own colour, so that they stay visible."""
-    groups: dict[tuple[bool, str], list[_Look]] = {}
+    groups: dict[tuple[bool, str], list[Look]] = {}
     for look in looks:
         wide = (look.box.end - look.box.start) * inches >= NARROW
         groups.setdefault((wide, theme.HATCHES.get(look.box.kind, "") if wide else ""), []).append(look)

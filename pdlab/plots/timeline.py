@@ -23,7 +23,7 @@ def timeline(trace: Trace, *, title: str | None = None, unit: Unit | None = None
     """What every rank does when, with makespan and bubble in the title."""
     unit = unit or time_unit(trace)
     lanes = Lanes(trace, trace.makespan)
-    heading = f"{title or name(trace.program)}: {trace.provenance.mode.value} {summary(trace, unit)}"
+    heading = f"{title or name(trace.program)}: {trace.provenance.how} {summary(trace, unit)}"
     figure, [axes] = page(heading, [lanes.height], lanes.legend(), theme.small_print(trace), heading=0.0)
     lanes.draw(axes, "", unit)
     time_axis(axes, trace.makespan, unit)

@@ -8,7 +8,7 @@ written as loops. Strategies that are not synchronous SGD are held to their own 
 from pdlab.reference.half import half_precision_step
 from pdlab.reference.networks import Batch, build, inputs
 from pdlab.reference.pipedream import pipedream_naive, pipedream_stashed
-from pdlab.reference.training import Parameters, gradients, relative_errors, sgd
+from pdlab.reference.training import Parameters, gradients, logits, relative_errors, sgd
 
 __all__ = [
     "Batch",
@@ -17,6 +17,7 @@ __all__ = [
     "gradients",
     "half_precision_step",
     "inputs",
+    "logits",
     "pipedream_naive",
     "pipedream_stashed",
     "relative_errors",

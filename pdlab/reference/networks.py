@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pdlab.models.spec import Block, Model
+from pdlab.models.spec import Block, Feed, Model
+from pdlab.modules import listed
 
 PIXELS, SIDE, CLASSES, INTENSITIES = 64, 8, 10, 17
 MLP_BLOCKS = {Block.LINEAR, Block.RELU_LINEAR, Block.CLASSIFIER}
@@ -149,6 +150,8 @@ class Experts(nn.Module):
 def build(model: Model) -> nn.Module:
     """The whole, unsharded network of a spec, freshly initialised from torch's global generator."""
     segments, blocks = list(model.segments.values()), blocks_of(model)
+    if blocks == {Block.MODULE}:
+        return nn.Sequential(OrderedDict((f"layer{i}", module) for i, module in enumerate(listed(model.code))))
     first = segments[0].groups[0].params[0].shape
     if Block.ROUTER in blocks:
         return Experts(first[0], model.segments["router"].option("experts"))
@@ -167,8 +170,8 @@ def blocks_of(model: Model) -> set[Block]:
 
 
 def skeleton(model: Model) -> nn.Module:
-    """The network without memory, to be called with parameters from outside; building it draws no random numbers."""
-    with torch.device("meta"):
+    """The network, to be called with parameters from outside: without memory of its own, but for a user's modules."""
+    with torch.device("cpu" if model.code else "meta"):
         return build(model)
 
 
@@ -176,7 +179,7 @@ def inputs(model: Model, pixels: NDArray[Any], labels: NDArray[Any], dtype: torc
     """Pixels and labels as this model takes them: intensities as tokens, or scaled to 0..1, as images for a CNN."""
     target = torch.tensor(labels, dtype=torch.int64)
     blocks = blocks_of(model)
-    if Block.EMBEDDING in blocks:
+    if Block.EMBEDDING in blocks or model.feeds[0].feed is Feed.TOKENS:
         return torch.tensor(pixels, dtype=torch.int64), target
     x = torch.tensor(pixels, dtype=dtype) / 16
     return x.reshape(-1, 1, SIDE, SIDE) if Block.CONVOLUTION in blocks else x, target

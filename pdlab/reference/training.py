@@ -17,8 +17,19 @@ Parameters = dict[str, Tensor]
 def gradients(model: Model, parameters: Parameters, x: Tensor, target: Tensor) -> tuple[float, Parameters]:
     """The mean cross-entropy of a batch and its gradient, in the dtype of the parameters."""
     leaves = leaves_of(parameters)
-    loss = functional.cross_entropy(functional_call(skeleton(model), leaves, x, strict=True), target)
+    network = skeleton(model)
+    _require_alike(leaves, dict(network.named_parameters()))
+    loss = functional.cross_entropy(functional_call(network, leaves, x), target)
     return loss.item(), differentiate(loss, leaves)
+
+
+def logits(model: Model, parameters: Parameters, x: Tensor) -> Tensor:
+    """What the network answers, [n, classes]."""
+    network = skeleton(model)
+    _require_alike(parameters, dict(network.named_parameters()))
+    with torch.no_grad():
+        answers: Tensor = functional_call(network, parameters, x)
+    return answers
 
 
 def leaves_of(parameters: Parameters) -> Parameters:

@@ -102,7 +102,7 @@ class _Sets:
         assert pattern is not None
         own = 1 << self.samples.first_bit[rank] + op.microbatch
         others, sources = ~self.samples.microbatches[op.microbatch], SOURCES[op.kind]
-        fresh, so_far = 0, []
+        fresh, seen, so_far = 0, 0, []
         for value, need in zip(given, pattern[0], strict=True):
             if need.role is Role.GRADIENT:
                 so_far.append(held[value])
@@ -110,8 +110,10 @@ class _Sets:
                 found = held[value]
                 if found != own and (need.own_rows or not found or found & others):
                     raise self._foreign(row, value, found)
+                seen |= found
                 if need.role in sources:
                     fresh |= found
+        fresh = fresh or seen  # a layer before all weights has no gradient to take up
         groups = iter(so_far)
         for value, need in zip(payload(op.writes), pattern[1], strict=True):
             accumulates = need.role is Role.GRADIENT

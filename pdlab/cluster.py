@@ -1,0 +1,140 @@
+"""Ranks on one or several machines, started by torchrun: rank 0 gives the work, all of them do it.
+
+    torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
+        -m pdlab.worker run 1f1b --pp 4
+
+Rank 0 listens on the address by which torchrun makes it known to the others, and takes only those that show the secret
+which it has sent them through the process group. From there on all is as in a pool: connections, jobs, replies.
+"""
+
+import hmac
+import os
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pdlab import wire
+from pdlab.crew import Crew
+from pdlab.duties import Duties, serve
+from pdlab.errors import PoolError
+from pdlab.execute.clock import Clock, set_clock
+from pdlab.importing import locate
+from pdlab.launch import Ranks
+
+JOIN_S = 60.0
+"""How long the ranks of all machines may take to join each other."""
+
+NOTE_BYTES = 512
+COMMAND_LINE = "pdlab.cli:drive"
+"""What rank 0 does with a command line that names no function of its own."""
+
+
+def join(rank: int, size: int, job: Sequence[str]) -> int:
+    """Become one of the ranks; rank 0 also drives. Returns the exit code."""
+    if not job:
+        print("pdlab.worker: error: say what to do, as in: -m pdlab.worker run 1f1b --pp 4", file=sys.stderr)
+        return 2
+    _stay_on_loopback_if_told_so()
+    dist.init_process_group("gloo", timeout=timedelta(seconds=JOIN_S))
+    clock = set_clock(rank, size)
+    duties = Duties(rank, size, clock)
+    try:
+        return _drive(duties, job) if rank == 0 else _follow(duties)
+    finally:
+        dist.destroy_process_group()
+
+
+def _stay_on_loopback_if_told_so() -> None:
+    if socket.gethostbyname(os.environ["MASTER_ADDR"]).startswith("127."):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def _drive(duties: Duties, job: Sequence[str]) -> int:
+    with socket.create_server((os.environ["MASTER_ADDR"], 0), backlog=duties.pool_size) as listener:
+        listener.settimeout(JOIN_S)
+        secret = secrets.token_hex(16)
+        host, port = listener.getsockname()[:2]
+        _tell(f"{host} {port} {secret}")
+        crew = Cluster(listener, secret, duties)
+    function, arguments = (job[0], job[1:]) if ":" in job[0] else (COMMAND_LINE, job)
+    try:
+        return int(locate(function)(Ranks.over(crew), list(arguments)) or 0)
+    except (PoolError, ValueError) as error:
+        print(f"pdlab: error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        crew.close()
+
+
+def _follow(duties: Duties) -> int:
+    host, port, secret = _tell("").split()
+    with socket.create_connection((host, int(port)), JOIN_S) as channel:
+        channel.settimeout(None)
+        hello = {"rank": duties.rank, "secret": secret, "host": socket.gethostname(), "give": duties.clock.give}
+        wire.send(channel, hello)
+        try:
+            serve(channel, duties)
+        except wire.Closed:
+            return 1
+    return 0
+
+
+def _tell(text: str) -> str:
+    """What rank 0 says, on every rank."""
+    note = torch.zeros(NOTE_BYTES, dtype=torch.uint8)
+    raw = text.encode()
+    note[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else 0
+    dist.broadcast(note, 0)
+    return bytes(note.tolist()).rstrip(b"\0").decode()
+
+
+class Cluster(Crew):
+    """The ranks that torchrun started, as rank 0 sees them; it serves as one of them in a thread of its own."""
+
+    def __init__(self, listener: socket.socket, secret: str, duties: Duties) -> None:
+        super().__init__()
+        self.size = duties.pool_size
+        self.channels[0], mine = socket.socketpair()
+        self._own = threading.Thread(target=serve, args=(mine, duties), daemon=True)
+        self._own.start()
+        hellos = [self._admit(listener, secret) for _ in range(1, self.size)]
+        hosts = {socket.gethostname(), *(hello["host"] for hello in hellos)}
+        give = max((Clock(0.0, hello["give"]).give for hello in hellos), default=0.0)
+        self.machine = f"{self.size} ranks on {len(hosts)} machines, clocks set to within {1e6 * give:.0f} µs"
+
+    def _admit(self, listener: socket.socket, secret: str) -> dict[str, Any]:
+        """The next rank that connects and shows the secret; whoever else connects is sent away."""
+        while True:
+            try:
+                channel, _ = listener.accept()
+                channel.settimeout(JOIN_S)
+                hello, _ = wire.receive(channel)
+            except TimeoutError:
+                raise PoolError(f"{len(self.channels)} of {self.size} ranks joined within {JOIN_S:g} s") from None
+            except (OSError, ValueError):
+                continue
+            if hmac.compare_digest(str(hello.get("secret")), secret):
+                channel.settimeout(None)
+                self.channels[int(hello["rank"])] = channel
+                return hello
+            channel.close()
+
+    def close(self) -> None:
+        self.say_stop()
+        self.end()
+
+    def end(self) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """Hang up; a rank whose connection ends exits."""
+        for channel in self.channels.values():
+            channel.close()
+        self.channels = {}

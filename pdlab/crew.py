@@ -1,0 +1,109 @@
+"""The ranks as those see them who give them work: one connection to each, a job out, a reply back.
+
+A rank that dies is noticed by the end of its connection, and what broke first is what is reported. How the processes
+came about, and how they end, is for `pdlab.pool` (on this machine) and `pdlab.cluster` (on several).
+"""
+
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pdlab import wire
+from pdlab.errors import PoolError
+
+Reply = tuple[dict[str, Any], dict[str, Tensor]]
+Watch = Callable[[], None]
+
+PATIENCE_S = 3.0
+"""How long processes get to end by themselves before they are ended, and a message to arrive whole."""
+
+ECHO_S = 0.5
+"""How long after the first bad news to wait for the rest: what broke first is what to report."""
+
+TICK_S = 0.1
+"""How often whoever waits may look around."""
+
+
+class Crew:
+    """Ranks behind connections. `folder` is one that all of them see, None where they are on several machines."""
+
+    folder: Path | None = None
+    machine = ""
+
+    def __init__(self) -> None:
+        self.channels: dict[int, socket.socket] = {}
+
+    def close(self) -> None:
+        """Let every process end. Safe to call twice."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """End every process of a crew that is broken, asking nobody."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """End every process at once; safe from another thread while a reply is awaited."""
+        raise NotImplementedError
+
+    def send(self, rank: int, message: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        try:
+            wire.send(self.channels[rank], message, tensors)
+        except OSError:
+            raise PoolError(f"rank {rank} is gone: its process ended between two runs") from None
+
+    def collect(self, patience: float, where: Callable[[int], str], watch: Watch) -> dict[int, Reply]:
+        """One reply from every rank. `where` says for a rank what it was last seen doing; `watch` is called while
+        waiting.
+
+        Raises `PoolError` for the error or the death that came first, or for a silence of `patience` seconds.
+        """
+        replies: dict[int, Reply] = {}
+        bad: list[tuple[float, int, str]] = []
+        deadline = time.monotonic() + patience
+        with selectors.DefaultSelector() as selector:
+            for rank, channel in self.channels.items():
+                selector.register(channel, selectors.EVENT_READ, rank)
+            while len(selector.get_map()) and (left := deadline - time.monotonic()) > 0:
+                for key, _ in selector.select(min(TICK_S, left)):
+                    selector.unregister(key.fileobj)
+                    trouble = self._read(key.data, replies, where)
+                    if trouble:
+                        bad.append((trouble[0], len(bad), trouble[1]))
+                        deadline = min(deadline, time.monotonic() + ECHO_S)
+                watch()
+        if bad:
+            raise PoolError(min(bad)[-1])
+        silent = sorted(set(self.channels) - set(replies))
+        if silent:
+            seen = "; ".join(f"rank {rank} {where(rank)}" for rank in silent)
+            raise PoolError(f"no answer within {patience:.0f} s: {seen}")
+        return replies
+
+    def _read(self, rank: int, replies: dict[int, Reply], where: Callable[[int], str]) -> tuple[float, str] | None:
+        """Take a reply; for bad news, when it happened (deaths come before errors) and what to say."""
+        channel = self.channels[rank]
+        channel.settimeout(PATIENCE_S)
+        try:
+            reply, tensors = wire.receive(channel)
+        except OSError:
+            return 0.0, f"rank {rank} died: its process ended {where(rank)}"
+        finally:
+            channel.settimeout(None)
+        if "error" in reply:
+            return reply["at"], f"{reply['error']}\n{reply['traceback']}".rstrip()
+        replies[rank] = reply, tensors
+        return None
+
+    def say_stop(self) -> None:
+        """Ask every process to end."""
+        for channel in self.channels.values():
+            channel.settimeout(PATIENCE_S)
+            try:
+                wire.send(channel, {"do": "stop"})
+            except OSError:
+                continue

@@ -1,0 +1,31 @@
+"""A trace as a file for other programs: Chrome events to look at, or a table to compute with."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pdlab.chrome import to_chrome
+from pdlab.files import write_whole
+from pdlab.trace import Trace
+
+
+def write_trace(trace: Trace, path: Path | str) -> Path:
+    """`.json` for Perfetto, `.csv` for pandas; ValueError for any other suffix."""
+    path = Path(path)
+    form = FORMS.get(path.suffix)
+    if form is None:
+        raise ValueError(
+            f"cannot tell from {path.name} what to write; end it in {' or '.join(FORMS)} (Chrome trace events, table)"
+        )
+    return write_whole(path, form(trace))
+
+
+def to_csv(trace: Trace) -> str:
+    """`Trace.frame()`, and in two last columns what its times count and where they come from.
+
+    Columns, not a comment above the table: `pd.read_csv` reads it as it is, and there is a `#` in the names of values.
+    """
+    frame = trace.frame().assign(clock=trace.clock, provenance=str(trace.provenance))
+    return frame.to_csv(index=False, lineterminator="\n")
+
+
+FORMS: dict[str, Callable[[Trace], str]] = {".json": to_chrome, ".csv": to_csv}
