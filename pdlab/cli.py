@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     _show(verbs)
     _simulate(verbs)
     _run(verbs)
+    _train(verbs)
     _compare(verbs)
     _picture(verbs)
     return parser
@@ -111,8 +112,25 @@ def _run(verbs: Verbs) -> None:
     verb = _verb(verbs, "run", "Run a strategy for real and say how well it was predicted.", example)
     _add_plan(verb)
     _add_mode(verb, depth=3)
+    _add_steps(verb)
     _add_output(verb)
     verb.set_defaults(command=commands.run_strategy)
+
+
+def _train(verbs: Verbs) -> None:
+    example = "pdlab train zero3 --dp 2 --epochs 5 --optimizer adam --checkpoint out/run.npz --resume"
+    verb = _verb(verbs, "train", "Train on the digits with a strategy: loss, accuracy, checkpoints.", example)
+    _add_plan(verb)
+    _add_mode(verb, depth=1)
+    verb.add_argument("--batch", type=int, default=60, help="samples of a step (default: 60)")
+    verb.add_argument("--epochs", type=int, default=3, help="passes over the training digits (default: 3)")
+    verb.add_argument("--optimizer", default="adam", help="sgd, momentum, adam (default: adam)")
+    verb.add_argument("--lr", type=float, help="learning rate (default: the optimizer's)")
+    verb.add_argument("--seed", type=int, default=0, help="of weights and order of samples (default: 0)")
+    verb.add_argument("--checkpoint", type=Path, metavar="FILE", help="keep the training in this .npz file")
+    verb.add_argument("--resume", action="store_true", help="go on from the checkpoint, with any strategy")
+    verb.add_argument("--plot", type=Path, metavar="FILE", help="draw the loss curve (.png or .svg)")
+    verb.set_defaults(command=commands.train_strategy)
 
 
 def _compare(verbs: Verbs) -> None:
@@ -122,6 +140,7 @@ def _compare(verbs: Verbs) -> None:
     verb.add_argument("--ranks", type=int, default=4, help="ranks on each strategy's own axis (default: 4)")
     verb.add_argument("--microbatches", type=int, default=8, help="microbatches of each data shard (default: 8)")
     _add_mode(verb, depth=1)
+    _add_steps(verb)
     verb.add_argument(
         "--out", type=Path, default=Path("out"), metavar="DIR", help="folder of the report (default: out)"
     )
@@ -159,7 +178,9 @@ def _add_costs(verb: argparse.ArgumentParser, default: str) -> None:
 
 def _add_output(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--json", action="store_true", help="print a JSON object instead of lines")
-    verb.add_argument("--trace", type=Path, metavar="FILE", help="write the timeline as Chrome trace JSON for Perfetto")
+    verb.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write the timeline: .json for Perfetto and Chrome, .csv for a table"
+    )
 
 
 def _add_mode(verb: argparse.ArgumentParser, depth: int) -> None:
@@ -171,6 +192,9 @@ def _add_mode(verb: argparse.ArgumentParser, depth: int) -> None:
     )
     _add_model(verb)
     verb.add_argument("--depth", type=int, default=depth, help=f"the model has 2 depth + 2 layers (default: {depth})")
+
+
+def _add_steps(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--batch", type=int, default=None, help="samples of a step (default: 2 per rank and microbatch)")
     verb.add_argument("--steps", type=int, default=5, help="timed steps after one to warm up (default: 5)")
 

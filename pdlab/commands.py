@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pdlab import chrome, forms, metrics, models, strategies
+from pdlab import forms, metrics, models, strategies
 from pdlab.costs import Link, Uniform
 from pdlab.depend import ProgramError
-from pdlab.files import write_whole
+from pdlab.export import check_suffix, write_trace
 from pdlab.mesh import Axis
 from pdlab.models import Model
 from pdlab.ops import Op
@@ -22,6 +22,7 @@ from pdlab.trace import Trace
 from pdlab.validate import describe, validate
 
 ACTIVATION_UNITS = ("MB", "MW")
+PICTURES = (".png", ".svg", ".pdf")
 
 
 def list_strategies(_: Namespace) -> None:
@@ -44,6 +45,8 @@ def show(given: Namespace) -> None:
 
 def simulate_strategy(given: Namespace) -> None:
     """Predict one strategy on the nominal model."""
+    if given.trace:
+        check_suffix(given.trace)
     costs = parse_costs(given.costs)
     units = {name: costs.pop(name) for name in ACTIVATION_UNITS if name in costs}
     uniform = Uniform.of(link=Link(given.link), **costs)
@@ -56,7 +59,7 @@ def simulate_strategy(given: Namespace) -> None:
     seconds = time.perf_counter() - began
     trace = read_trace(plan, starts, ends, uniform, {})
     if given.trace:
-        write_whole(given.trace, chrome.to_chrome(trace))
+        write_trace(trace, given.trace)
     numbers = prediction(trace, units.get("MB", 1.0))
     numbers |= {"num_ops": program.num_ops, "ops_per_second": program.num_ops / max(seconds, 1e-9), "build_s": built}
     _print(numbers, as_json=given.json)
@@ -166,6 +169,8 @@ def _placed(rows: list[list[Op]], given: Namespace) -> tuple[Plan, list[list[Op]
 
 def run_strategy(given: Namespace) -> None:
     """Run one strategy, or the schedule in a file, and lay the run beside its prediction."""
+    if given.trace:
+        check_suffix(given.trace)
     if not given.strategy.endswith((".csv", ".json")):
         strategies.get(given.strategy)
     from pdlab import running
@@ -182,8 +187,26 @@ def run_strategy(given: Namespace) -> None:
         )
     comparison = running.run_one(program_of, given)
     if given.trace:
-        write_whole(given.trace, chrome.to_chrome(comparison.measured))
+        write_trace(comparison.measured, given.trace)
     _print(comparison.summary(), as_json=given.json)
+
+
+def train_strategy(given: Namespace) -> None:
+    """Train with one strategy; losses and accuracies on the screen, the loss curve in a picture if asked."""
+    strategies.get(given.strategy)
+    if given.plot and given.plot.suffix not in PICTURES:
+        raise ValueError(f"cannot draw {given.plot.name}; end it in {' or '.join(PICTURES)}")
+    from pdlab import running
+
+    running.train_one(lambda optimizer_bytes: _trained(given, optimizer_bytes), given)
+
+
+def _trained(given: Namespace, optimizer_bytes: int) -> Program:
+    from pdlab import running
+
+    strategy = strategies.get(given.strategy)
+    plan = replace(_plan(given), batch=given.batch, optimizer_bytes=optimizer_bytes)
+    return strategies.build(strategy, plan, running.lab_model(given, plan.tp, 4))
 
 
 def compare_strategies(given: Namespace) -> None:

@@ -10,13 +10,17 @@ from pdlab.trace import Trace
 
 def write_trace(trace: Trace, path: Path | str) -> Path:
     """`.json` for Perfetto, `.csv` for pandas; ValueError for any other suffix."""
-    path = Path(path)
-    form = FORMS.get(path.suffix)
-    if form is None:
+    path = check_suffix(Path(path))
+    return write_whole(path, FORMS[path.suffix](trace))
+
+
+def check_suffix(path: Path) -> Path:
+    """The path, if a trace can be written there; to be asked before a long run."""
+    if path.suffix not in FORMS:
         raise ValueError(
             f"cannot tell from {path.name} what to write; end it in {' or '.join(FORMS)} (Chrome trace events, table)"
         )
-    return write_whole(path, form(trace))
+    return path
 
 
 def to_csv(trace: Trace) -> str:

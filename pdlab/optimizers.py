@@ -102,7 +102,7 @@ class Momentum:
 class Adam:
     """Adam with bias correction (Kingma and Ba 2015, arXiv:1412.6980, algorithm 1)."""
 
-    lr: float = 0.002
+    lr: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8

@@ -3,21 +3,24 @@
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from tqdm import tqdm
 
-from pdlab import models, own, plots, report
+from pdlab import models, optimizers, own, plots, report
 from pdlab.compare import TEACHING_COSTS, Comparison, ProgramOf, compare, lab_transformer
 from pdlab.costs import Costs
+from pdlab.execute.settings import Settings
 from pdlab.files import make_folder
 from pdlab.launch import Ranks, Watch
 from pdlab.mesh import Axis
 from pdlab.models import Model
+from pdlab.program import Program
 from pdlab.strategies import Plan, Strategy, build
 from pdlab.trace import Mode
+from pdlab.train import train
 from pdlab.validate import validate
 
 SAMPLES = 2
@@ -49,6 +52,30 @@ def run_one(program_of: ProgramOf, given: Namespace) -> Comparison:
     program = program_of(4)
     with pool_of(given, program.mesh.size) as (pool, costs), _bar("running") as watch:
         return compare(program_of, pool, costs=costs, steps=given.steps, watch=watch)
+
+
+def train_one(program_of: Callable[[int], Program], given: Namespace) -> None:
+    """One training, from the bytes of optimizer state per weight to a program."""
+    rule = optimizers.named(given.optimizer, given.lr)
+    program = program_of(rule.bytes_per_weight(4))
+    settings = Settings(rule, seed=given.seed)
+    with pool_of(given, program.mesh.size) as (pool, costs):
+        history = train(
+            program,
+            epochs=given.epochs,
+            pool=pool,
+            pace=costs,
+            settings=settings,
+            checkpoint=given.checkpoint,
+            resume=given.resume,
+        )
+    for epoch, accuracy in enumerate(history.accuracies):
+        last = history.losses[epoch * history.steps_per_epoch : (epoch + 1) * history.steps_per_epoch]
+        print(f"epoch {epoch + 1}: mean loss {sum(last) / len(last):.3f}, accuracy on held-out digits {accuracy:.1%}")
+    if given.plot:
+        make_folder(given.plot.parent)
+        plots.loss_curves({program.name: history.losses}, title=f"Training with {program.name}").savefig(given.plot)
+        print(f"wrote {given.plot}")
 
 
 def compare_all(chosen: Sequence[Strategy], given: Namespace) -> None:
@@ -118,7 +145,7 @@ def pool_of(given: Namespace, size: int) -> Iterator[tuple[Ranks | None, Costs |
     if given.crew is not None:
         yield given.crew, costs
         return
-    with Ranks(size) as ranks:
+    with closing(Ranks(size)) as ranks:
         yield ranks, costs
 
 

@@ -8,5 +8,15 @@ from pdlab.plots.critical_path import critical_path
 from pdlab.plots.gallery import gallery
 from pdlab.plots.memory import live_bytes
 from pdlab.plots.timeline import timeline
+from pdlab.plots.training import loss_curves
 
-__all__ = ["Figure", "bytes_by_collective", "compare", "critical_path", "gallery", "live_bytes", "timeline"]
+__all__ = [
+    "Figure",
+    "bytes_by_collective",
+    "compare",
+    "critical_path",
+    "gallery",
+    "live_bytes",
+    "loss_curves",
+    "timeline",
+]

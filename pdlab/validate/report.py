@@ -1,7 +1,7 @@
 """How an error of a schedule is shown: its sentence, and under it the grid with the cells at fault marked."""
 
 from pdlab.depend import ProgramError
-from pdlab.forms import grid
+from pdlab.forms.grid import grid
 from pdlab.program import Program
 
 
