@@ -21,6 +21,7 @@ from pdlab.execute.fold import Stretch
 from pdlab.execute.result import Result
 from pdlab.execute.settings import Settings
 from pdlab.forms import to_json
+from pdlab.importing import locate
 from pdlab.pool import Pool
 from pdlab.program import Program
 from pdlab.state import Batch, Start
@@ -168,6 +169,7 @@ class Ranks:
         It is imported there, finds torch.distributed set up for gloo, and returns what JSON can hold (numbers, texts,
         lists, dicts). The answers come by rank. `timeout` (seconds) bounds it, by default the pool's.
         """
+        locate(function)
         job = {"do": "call", "function": function, "arguments": arguments}
         patience = self.timeout if timeout is None else timeout
         found = self._do(self._begin(), job, {}, patience, lambda _: f"in {function}", lambda: None)

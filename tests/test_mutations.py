@@ -1,6 +1,6 @@
 """Any mistake in any program: either the validator names it, or it was none and the gradients are still exact."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
@@ -11,6 +11,7 @@ from programs import NAMES, build, finished, with_rank
 from pdlab import data, reference
 from pdlab.execute.local import run_local
 from pdlab.execute.settings import Settings
+from pdlab.launch import Ranks
 from pdlab.mesh import Axis, Mesh
 from pdlab.ops import Op
 from pdlab.passes import insert_messages, lower
@@ -37,9 +38,11 @@ def expected(name: str) -> tuple[Batch, reference.Parameters]:
     return batch, reference.gradients(program.model, parameters, x, target)[1]
 
 
-def error_of(name: str, program: Program) -> float:
+def error_of(name: str, program: Program, pool: Ranks | None = None) -> float:
     batch, gradients = expected(name)
-    found = run_local([program], batch, Settings(record=True)).gradients
+    recording = Settings(record=True)
+    run = run_local([program], batch, recording) if pool is None else pool.run(program, batch, settings=recording)
+    found = run.gradients
     return max(reference.relative_errors(assemble(program, found), gradients).values())
 
 
@@ -100,14 +103,16 @@ def test_the_programs_to_mutate_are_right(name: str):
     assert error_of(name, base(name)) < 1e-9
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(
-    name=st.sampled_from(NAMES),
-    mutations=st.lists(st.sampled_from(MUTATIONS), min_size=1, max_size=2),
-    again=st.booleans(),
-    place=st.data(),
-)
-def test_a_mutation_is_rejected_or_harmless(name: str, mutations: list[Mutation], again: bool, place: st.DataObject):
+MUTANTS = {
+    "name": st.sampled_from(NAMES),
+    "mutations": st.lists(st.sampled_from(MUTATIONS), min_size=1, max_size=2),
+    "again": st.booleans(),
+    "place": st.data(),
+}
+
+
+def mutated(name: str, mutations: list[Mutation], again: bool, place: st.DataObject) -> Program | None:
+    """A mutant that validates; None for one that was rejected with a sentence and the grid."""
     program = base(name)
     rank = place.draw(st.integers(0, len(program.ranks) - 1))
     ops, names = list(program.ranks[rank].ops), sorted(program.ranks[rank].types)
@@ -121,8 +126,32 @@ def test_a_mutation_is_rejected_or_harmless(name: str, mutations: list[Mutation]
         validate(mutant)
     except ProgramError as error:
         assert len(describe(mutant, error).splitlines()) > len(program.ranks)
-    else:
-        assert error_of(name, mutant) < 1e-9
+        return None
+    return mutant
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(**MUTANTS)
+def test_a_mutation_is_rejected_or_harmless(name: str, mutations: list[Mutation], again: bool, place: st.DataObject):
+    mutant = mutated(name, mutations, again, place)
+    assert mutant is None or error_of(name, mutant) < 1e-9
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Ranks]:
+    with Ranks(4, timeout=10) as ranks:
+        yield ranks
+
+
+@pytest.mark.processes
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(**MUTANTS)
+def test_the_same_on_processes(
+    pool: Ranks, name: str, mutations: list[Mutation], again: bool, place: st.DataObject
+) -> None:
+    """A mutant that validates and hangs would end in a `PoolError` after the pool's timeout, and fail here."""
+    mutant = mutated(name, mutations, again, place)
+    assert mutant is None or error_of(name, mutant, pool) < 1e-9
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

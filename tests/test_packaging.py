@@ -14,9 +14,13 @@ def project() -> dict:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def direct_dependencies() -> set[str]:
-    """What pyproject.toml asks for, the dev extra included, as it is written there."""
-    return set(project()["dependencies"]) | set(project()["optional-dependencies"]["dev"])
+def direct_dependencies(*extras: str) -> set[str]:
+    """What pyproject.toml asks for, some extras included, as it is written there."""
+    return set(project()["dependencies"]).union(*(project()["optional-dependencies"][extra] for extra in extras))
+
+
+def all_dependencies() -> set[str]:
+    return direct_dependencies(*project()["optional-dependencies"])
 
 
 def conda_dependencies() -> tuple[list[str], list[str]]:
@@ -34,7 +38,7 @@ def pins() -> list[Requirement]:
 def test_environment_lists_the_packages_of_pyproject():
     _, pip_section = conda_dependencies()
     packages = [entry for entry in pip_section if not entry.startswith("-")]
-    assert sorted(packages) == sorted(direct_dependencies())
+    assert sorted(packages) == sorted(direct_dependencies("dev"))
 
 
 def test_environment_installs_pdlab_itself_and_heeds_the_pins():
@@ -50,11 +54,11 @@ def test_environment_asks_for_the_python_of_pyproject():
 
 def test_every_direct_dependency_is_pinned_once_and_nothing_else():
     names = [canonicalize_name(pin.name) for pin in pins()]
-    assert sorted(names) == sorted(canonicalize_name(Requirement(line).name) for line in direct_dependencies())
+    assert sorted(names) == sorted(canonicalize_name(Requirement(line).name) for line in all_dependencies())
 
 
 def test_every_pin_is_one_exact_version_that_pyproject_accepts():
-    wanted = {canonicalize_name(r.name): r.specifier for r in map(Requirement, direct_dependencies())}
+    wanted = {canonicalize_name(r.name): r.specifier for r in map(Requirement, all_dependencies())}
     for pin in pins():
         [exact] = pin.specifier
         assert pin.url is None and exact.operator == "==" and not exact.version.endswith("*"), f"not exact: {pin}"
