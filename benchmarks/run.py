@@ -1,6 +1,6 @@
 """How well the lab predicts and how fast it simulates, on this machine: errors and ratios, each from one run.
 
-.venv/bin/python benchmarks/run.py [prediction] [simulator]
+.venv/bin/python benchmarks/run.py [simulator] [prediction] [kills]
 """
 
 import platform
@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import psutil
 import torch
+from kills import kills
 
 from pdlab import models
 from pdlab.compare import compare_strategy
@@ -77,7 +78,7 @@ def main() -> None:
     chosen = sys.argv[1:] or ["simulator", "prediction"]
     print(machine())
     for name in chosen:
-        {"prediction": prediction, "simulator": simulator}[name]()
+        {"prediction": prediction, "simulator": simulator, "kills": kills}[name]()
 
 
 if __name__ == "__main__":

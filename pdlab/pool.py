@@ -14,8 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -89,11 +88,9 @@ class Pool(Crew):
     # --- ending
 
     def close(self) -> None:
+        self._remove_files()
         self.say_stop()
-        psutil.wait_procs(self._workers, PATIENCE_S if self._workers else 0)
-        if self._agent is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._agent.wait(PATIENCE_S)
+        _wait(self._workers)
         self.end()
 
     def kill(self) -> None:
@@ -102,13 +99,19 @@ class Pool(Crew):
 
     def end(self) -> None:
         """End every process and remove every file without asking anybody. Safe to call twice."""
+        self._remove_files()
         self.kill()
         if self._agent is not None:
             _end_group(self._agent)
-        psutil.wait_procs(self._workers, PATIENCE_S)
+        _wait(self._workers)
         for channel in self.channels.values():
             channel.close()
         self.channels, self._workers, self._agent = {}, [], None
+        self._remove_files()
+
+    def _remove_files(self) -> None:
+        """Before the processes end, since they remove the files if this process is killed in between; and once more
+        after them, since they may make some."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -131,6 +134,20 @@ def _kill(process: psutil.Process) -> None:
         process.kill()
     except psutil.NoSuchProcess:
         return
+
+
+def _wait(processes: Sequence[psutil.Process]) -> None:
+    """Until all have ended, or for `PATIENCE_S`. One that has ended may be listed until its parent takes note."""
+    deadline = time.monotonic() + PATIENCE_S
+    while any(map(_runs, processes)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _torchrun(size: int, folder: Path) -> subprocess.Popen[bytes]:
