@@ -4,13 +4,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
+CHROMIUMS := chromium chromium-browser google-chrome
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lab bench picture clean
+.PHONY: help env demo test test-browser lab bench picture clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 env: $(READY) ## install everything into .venv (minutes the first time, nothing to do afterwards)
 
@@ -23,6 +24,13 @@ test: env ## lint, types, tests and all notebooks
 	$(BIN)/mypy pdlab
 	$(BIN)/python -m pytest -q
 	$(if $(NOTEBOOKS),$(BIN)/python -m pytest -q --nbmake --nbmake-timeout=90 $(NOTEBOOKS))
+
+test-browser: env ## open the tour in a Chromium, use it, and write screenshots to out/screens
+	@for name in $(CHROMIUMS); do command -v $$name >/dev/null && exit 0; done; \
+	  echo "pdlab: no Chromium found: install one (on Debian and Ubuntu: apt install chromium)" >&2; exit 1
+	@$(BIN)/python -c 'import playwright' 2>/dev/null || \
+	  $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(BIN)/python -m pytest -q tests/browser
 
 lab: env ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks

@@ -70,7 +70,7 @@ class Ranks:
         return ranks
 
     def __enter__(self) -> "Ranks":
-        self._ready()
+        self._begin()
         return self
 
     def __exit__(self, *_: object) -> None:

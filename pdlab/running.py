@@ -14,6 +14,7 @@ from pdlab.compare import TEACHING_COSTS, Comparison, ProgramOf, compare, lab_tr
 from pdlab.costs import Costs
 from pdlab.execute.settings import Settings
 from pdlab.files import make_folder
+from pdlab.importing import search_also
 from pdlab.launch import Ranks, Watch
 from pdlab.mesh import Axis
 from pdlab.models import Model
@@ -36,6 +37,7 @@ def lab_model(given: Namespace, tp: int, itemsize: int) -> Model:
             f"--tp {tp} with --model {given.model}: it has no tensor-parallel form; use --model transformer"
         )
     if ":" in given.model:
+        search_also([str(Path.cwd())])
         return own.model(given.model, itemsize=itemsize)
     if given.model != "mlp":
         raise ValueError(f"--model {given.model}; give transformer, mlp, or a file of yours as my_file:name")

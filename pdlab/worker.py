@@ -27,6 +27,8 @@ import torch.distributed as dist
 from pdlab import wire
 from pdlab.duties import Duties, serve
 
+TRIES = 5
+
 SWITCH_S = 0.001
 """How soon a stream's thread may interrupt another one's Python code."""
 
@@ -65,10 +67,15 @@ def _serve_pool(control: str, store: str, rank: int, size: int) -> None:
 
 
 def _leave_nothing(folder: Path) -> NoReturn:
-    """End without a trace of the pool: neither its folder, nor the launcher, nor this process."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """End without a trace of the pool: neither the launcher, which would make its files anew, nor its folder, nor this
+    process."""
     if os.getppid() > 1:
         os.kill(os.getppid(), signal.SIGKILL)
+    for _ in range(TRIES):  # other ranks do the same at the same time
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            break
+        time.sleep(0.05)
     os._exit(1)
 
 

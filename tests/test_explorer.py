@@ -1,4 +1,4 @@
-"""The explorer without a browser: code draws and raises at once, the page is answered soon and shown what goes wrong."""
+"""The explorer without a browser: code draws and raises, the page is answered soon and shown what went wrong."""
 
 import asyncio
 import subprocess

@@ -1,8 +1,6 @@
 """Every hard case on real gloo processes: exact, with the bytes that were predicted, in the order that was
 predicted."""
 
-from collections.abc import Iterator
-
 import pytest
 from cases import Case, kill_test
 
@@ -13,12 +11,6 @@ from pdlab.trace import Trace
 
 CASES = kill_test()
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Ranks]:
-    with Ranks(4) as ranks:
-        yield ranks
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,6 +1,6 @@
 """Any mistake in any program: either the validator names it, or it was none and the gradients are still exact."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -135,12 +135,6 @@ def mutated(name: str, mutations: list[Mutation], again: bool, place: st.DataObj
 def test_a_mutation_is_rejected_or_harmless(name: str, mutations: list[Mutation], again: bool, place: st.DataObject):
     mutant = mutated(name, mutations, again, place)
     assert mutant is None or error_of(name, mutant) < 1e-9
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Ranks]:
-    with Ranks(4, timeout=10) as ranks:
-        yield ranks
 
 
 @pytest.mark.processes

@@ -1,7 +1,6 @@
 """Bring your own model: a list of modules is predicted, run and exact, and what is wrong with it is said with its
 line."""
 
-from collections.abc import Iterator
 from inspect import getsourcelines
 from pathlib import Path
 
@@ -113,12 +112,6 @@ def test_a_program_from_a_file_may_not_name_code() -> None:
 
 
 WIDTH = "from torch import nn\ndef layers():\n    return [nn.Linear(64, {0}), nn.Linear({0}, 10)]\n"
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Ranks]:
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 @pytest.mark.processes

@@ -6,12 +6,14 @@ from functools import cache
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
+from matplotlib.transforms import Affine2D, Bbox
 
 from pdlab import critical, metrics, models, theme
 from pdlab.costs import Analytic, Costs, Uniform
@@ -21,6 +23,7 @@ from pdlab.ops import STEP, B, F, I, Kind, Op, W
 from pdlab.passes import all_reduce_gradients, assign_streams, consume_last_uses, insert_messages, lower, shard_weights
 from pdlab.plots import bytes_by_collective, compare, critical_path, live_bytes, timeline
 from pdlab.plots.boxes import boxes
+from pdlab.plots.numbers import Numbers
 from pdlab.plots.units import SECONDS, three_digits, time_unit
 from pdlab.program import Program, Role, split_rows
 from pdlab.simulate import simulate
@@ -158,6 +161,18 @@ def texts(figure: Figure) -> list[Text]:
     return [t for t in found if id(t) not in undrawn]
 
 
+def numbers(axes: Axes) -> list[tuple[str, tuple[float, float], Bbox]]:
+    """The numbers in boxes: text, middle (in the coordinates of the axes) and window extent."""
+    found = []
+    for drawn_numbers in (c for c in axes.collections if isinstance(c, Numbers) and c.text):
+        shape = drawn_numbers.get_paths()[0].get_extents(drawn_numbers.get_transform())
+        for x, y in drawn_numbers.get_offsets():
+            found.append(
+                (drawn_numbers.text, (x, y), shape.transformed(Affine2D().translate(*axes.transData.transform((x, y)))))
+            )
+    return found
+
+
 def overlapping(found: list[Text], boxes_of: np.ndarray) -> list[tuple[str, str]]:
     """Pairs of texts whose boxes (x0, y0, x1, y1 in pixels) share more than a pixel each way."""
     low, high = boxes_of[:, :2], boxes_of[:, 2:]
@@ -204,9 +219,10 @@ def test_a_number_fits_in_its_box(name: str) -> None:
     [axes] = figure.axes
     corners = [c for c in axes.collections if isinstance(c, PolyCollection)]
     spans = np.array([p.get_extents().intervalx for c in corners for p in c.get_paths()])
-    for text in axes.texts:
-        around = text.get_window_extent().transformed(axes.transData.inverted())
-        assert ((spans[:, 0] <= around.x0) & (around.x1 <= spans[:, 1])).any(), text.get_text()
+    assert numbers(axes)
+    for text, _, window in numbers(axes):
+        around = window.transformed(axes.transData.inverted())
+        assert ((spans[:, 0] <= around.x0) & (around.x1 <= spans[:, 1])).any(), text
 
 
 @pytest.mark.parametrize("name", ["ddp", "tensor"])
@@ -216,14 +232,12 @@ def test_a_number_is_in_the_middle_of_its_box_and_no_seam_runs_through_it(name: 
     [axes] = figure.axes
     paths = [path.get_extents() for c in axes.collections if isinstance(c, PolyCollection) for path in c.get_paths()]
     seams = [line for c in axes.collections if isinstance(c, LineCollection) for line in c.get_segments()]
-    assert seams and axes.texts
-    for text in axes.texts:
-        x, y = text.get_position()
+    assert seams and numbers(axes)
+    for text, (x, y), around in numbers(axes):
         assert any((p.x0 + p.x1) / 2 == pytest.approx(x) and p.ymin < y < p.ymax for p in paths)
-        around = text.get_window_extent()
         for line in axes.transData.transform(np.concatenate(seams)).reshape(-1, 2, 2):
             across = around.x0 < line[0, 0] < around.x1 and min(line[:, 1]) < around.y1 and max(line[:, 1]) > around.y0
-            assert not across, text.get_text()
+            assert not across, text
 
 
 def test_a_pipeline_of_segments_looks_as_in_the_papers() -> None:
@@ -233,7 +247,7 @@ def test_a_pipeline_of_segments_looks_as_in_the_papers() -> None:
     assert len(found) == 2 * p * m
     assert all(box.end - box.start == pytest.approx(0.01 if box.kind is Kind.FORWARD else 0.02) for box in found)
     [axes] = timeline(predicted("1f1b segments")).axes
-    assert sorted(int(text.get_text()) for text in axes.texts) == sorted(list(range(m)) * 2 * p)
+    assert sorted(int(text) for text, _, _ in numbers(axes)) == sorted(list(range(m)) * 2 * p)
 
 
 def test_segments_that_wait_for_each_other_stay_apart() -> None:

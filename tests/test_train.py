@@ -1,6 +1,6 @@
 """Training equals torch's optimizers step by step, whatever the strategy, and goes on from where it was."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,12 +61,6 @@ def test_every_step_is_that_of_torch(name: str, ranks: int, rule: Optimizer) -> 
     assert max(reference.relative_errors(history.parameters, weights).values()) < 1e-9
     assert len(history.accuracies) == 2 and 0 <= history.accuracies[-1] <= 1
     assert list(history.frame().columns) == ["step", "epoch", "loss", "seconds", "accuracy"]
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Ranks]:
-    with Ranks(3) as ranks:
-        yield ranks
 
 
 @pytest.mark.processes

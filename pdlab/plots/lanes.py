@@ -13,6 +13,7 @@ from pdlab import theme
 from pdlab.ops import COMPUTE, PASS_KINDS, Kind, Lane
 from pdlab.plots.boxes import Box, Row, boxes, opposite, rows
 from pdlab.plots.labels import labels
+from pdlab.plots.numbers import Place, write
 from pdlab.plots.page import PANEL_WIDTH, plain
 from pdlab.plots.units import Unit
 from pdlab.program import Program
@@ -65,8 +66,7 @@ class Lanes:
         _draw_boxes(axes, list(looks.values()), self.inches)
         lines = [line for look in looks.values() for at in look.box.seams for line in look.seam(at)]
         axes.add_collection(LineCollection(lines, colors=theme.PAPER, linewidths=OUTLINE), autolim=False)
-        for box, text in self.labels.texts:
-            looks[box].write(axes, text, self.labels.size)
+        write(axes, [looks[box].number(text) for box, text in self.labels.texts], self.labels.size)
         _name_rows(axes, self.rows)
 
     def looks(self, unit: Unit) -> "dict[Box, Look]":
@@ -104,28 +104,27 @@ class Look:
         cut = SEAM * self.row.height
         return [[(x, top), (x, top + cut)], [(x, bottom - cut), (x, bottom)]]
 
-    def write(self, axes: Axes, text: str, size: float) -> None:
-        """The number in the middle of the box, on a patch of paper where the box is hatched."""
+    def number(self, text: str) -> Place:
+        """The number in the middle of the box, on a piece of paper where the box is hatched."""
         x, y = (self.box.start + self.box.end) / 2 / self.unit.size, self.row.top + self.row.height / 2
         hatched = self.box.kind in theme.HATCHES
         ink = theme.DIM_INK if self.dim else theme.INK if hatched else theme.ink_on(self.colour)
-        patch = {"facecolor": theme.PAPER, "edgecolor": "none", "pad": 1.0} if hatched else None
-        axes.text(x, y, text, size=size, color=ink, ha="center", va="center_baseline", bbox=patch)
+        return Place(text, x, y, ink, hatched)
 
 
-@dataclass(frozen=True)
 class _Paleness:
     """Lightness by weight version where a program steps along the way, otherwise slightly by microbatch."""
 
-    program: Program
+    def __init__(self, program: Program) -> None:
+        self.last = max(1, program.num_microbatches - 1)
+        self.by_version = program.steps_each_microbatch
 
     def of(self, box: Box) -> float:
         if box.kind not in PASS_KINDS:
             return 0.0
-        last = max(1, self.program.num_microbatches - 1)
-        if self.program.steps_each_microbatch:
-            return theme.PALEST_VERSION * max(0, box.version) / last
-        return theme.PALEST_MICROBATCH * box.microbatch / last
+        if self.by_version:
+            return theme.PALEST_VERSION * max(0, box.version) / self.last
+        return theme.PALEST_MICROBATCH * box.microbatch / self.last
 
 
 def _draw_boxes(axes: Axes, looks: Sequence[Look], inches: float) -> None:

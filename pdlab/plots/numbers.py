@@ -1,0 +1,69 @@
+"""Short texts at many places, as shapes: a hundred text objects would take longer to draw than all the rest of a
+picture, and a slider has to be followed.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
+from matplotlib.path import Path
+from matplotlib.textpath import TextPath
+from matplotlib.transforms import Affine2D
+
+from pdlab import theme
+from pdlab.plots.page import POINTS_PER_INCH
+
+PAD = 1.5
+"""Points of paper around a number that is written on a hatched box."""
+
+
+class Place(NamedTuple):
+    """Where a number stands (its middle, in the coordinates of the axes), in which ink, and whether on paper."""
+
+    text: str
+    x: float
+    y: float
+    ink: str
+    on_paper: bool
+
+
+class Numbers(PathCollection):
+    """One text in one ink at several places."""
+
+    def __init__(self, axes: Axes, text: str, path: Path, ink: str, places: Sequence[Place]) -> None:
+        offsets = [(place.x, place.y) for place in places]
+        super().__init__([path], offsets=offsets, offset_transform=axes.transData, facecolors=ink, linewidths=0)
+        self.text = text
+        assert axes.figure is not None
+        self.set_transform(Affine2D().scale(1 / POINTS_PER_INCH) + axes.figure.dpi_scale_trans)
+
+
+def write(axes: Axes, places: Sequence[Place], size: float) -> None:
+    """Write all numbers in one size (points)."""
+    groups: dict[tuple[str, str], list[Place]] = {}
+    for place in places:
+        groups.setdefault((place.text, place.ink), []).append(place)
+    for (text, _), alike in groups.items():
+        lifted = [place for place in alike if place.on_paper]
+        if lifted:
+            axes.add_collection(Numbers(axes, "", _around(text, size), theme.PAPER, lifted), autolim=False)
+    for (text, ink), alike in groups.items():
+        axes.add_collection(Numbers(axes, text, _shape(text, size), ink, alike), autolim=False)
+
+
+@lru_cache(maxsize=1024)
+def _shape(text: str, size: float) -> Path:
+    """The outline of a text around its middle, in points. All digits are as high as a 0."""
+    path, zero = TextPath((0, 0), text, size=size), TextPath((0, 0), "0", size=size)
+    around, height = path.get_extents(), zero.get_extents()
+    middle = Affine2D().translate(-(around.x0 + around.x1) / 2, -(height.y0 + height.y1) / 2)
+    return Path(path.vertices, path.codes).transformed(middle)
+
+
+@lru_cache(maxsize=1024)
+def _around(text: str, size: float) -> Path:
+    """A piece of paper below a text."""
+    box = _shape(text, size).get_extents().padded(PAD)
+    return Path([(box.x0, box.y0), (box.x1, box.y0), (box.x1, box.y1), (box.x0, box.y1)], closed=False)
