@@ -25,6 +25,9 @@ OUTLINE = 0.6
 SEAM = 0.2
 """The share of a box's height that a seam is cut into it, from above and from below: a number fits between."""
 
+BESIDE = -0.005
+"""Where names end, left of the axis, as a share of its width."""
+
 NARROW = 0.04
 """Inches: a box below this has no white outline, which would leave nothing of it."""
 
@@ -144,18 +147,19 @@ def _draw_boxes(axes: Axes, looks: Sequence[Look], inches: float) -> None:
 def _name_rows(axes: Axes, placed: Sequence[Row]) -> None:
     """`rank 0` beside compute, the stream beside communication; two directions to one peer share a name."""
     taken = {(row.rank, row.stream) for row in placed}
-    ticks = []
+    names = []
     for row in placed:
         other = opposite(row.stream)
         if other is None or (row.rank, other) not in taken:
             name = f"rank {row.rank}" if row.stream == COMPUTE else str(row.stream)
-            ticks.append((row.top + row.height / 2, name, row.stream == COMPUTE))
+            names.append((row.top + row.height / 2, name, row.stream == COMPUTE))
         elif row.stream.lane is Lane.TO:
-            ticks.append((row.top + row.height, f"to, from {row.stream.peer}", False))
-    axes.set_yticks([at for at, _, _ in ticks], [name for _, name, _ in ticks])
-    axes.tick_params(axis="y", length=0)
-    for text, (_, _, is_compute) in zip(axes.get_yticklabels(), ticks, strict=True):
-        text.set_fontsize(theme.TEXT_SIZE if is_compute else theme.STREAM_SIZE)
+            names.append((row.top + row.height, f"to, from {row.stream.peer}", False))
+    axes.set_yticks([])  # texts do the same as tick labels, and are drawn in a quarter of the time
+    beside = axes.get_yaxis_transform()
+    for at, name, is_compute in names:
+        size = theme.TEXT_SIZE if is_compute else theme.STREAM_SIZE
+        axes.text(BESIDE, at, name, transform=beside, size=size, color=theme.INK, ha="right", va="center")
 
 
 def _patch(kind: Kind, word: str) -> Artist:
