@@ -179,7 +179,10 @@ def _add_costs(verb: argparse.ArgumentParser, default: str) -> None:
 def _add_output(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--json", action="store_true", help="print a JSON object instead of lines")
     verb.add_argument(
-        "--trace", type=Path, metavar="FILE", help="write the timeline: .json for Perfetto and Chrome, .csv for a table"
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write the timeline: .json for Perfetto, .csv for a table, no suffix for a folder with a file per rank",
     )
 
 

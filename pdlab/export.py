@@ -3,22 +3,27 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from pdlab.chrome import to_chrome
+from pdlab.chrome import to_chrome, write_rank_traces
 from pdlab.files import write_whole
 from pdlab.trace import Trace
 
 
 def write_trace(trace: Trace, path: Path | str) -> Path:
-    """`.json` for Perfetto, `.csv` for pandas; ValueError for any other suffix."""
+    """`.json` for Perfetto, `.csv` for pandas, no suffix for a folder with a file for each rank, as trace analysers
+    expect it; ValueError for any other suffix."""
     path = check_suffix(Path(path))
+    if not path.suffix:
+        write_rank_traces([trace], path)
+        return path
     return write_whole(path, FORMS[path.suffix](trace))
 
 
 def check_suffix(path: Path) -> Path:
     """The path, if a trace can be written there; to be asked before a long run."""
-    if path.suffix not in FORMS:
+    if path.suffix not in ("", *FORMS):
         raise ValueError(
-            f"cannot tell from {path.name} what to write; end it in {' or '.join(FORMS)} (Chrome trace events, table)"
+            f"cannot tell from {path.name} what to write; end it in {' or '.join(FORMS)} (Chrome trace events, table), "
+            "or in nothing for a folder with a file for each rank"
         )
     return path
 

@@ -141,7 +141,13 @@ def test_a_table_reads_back(name: str, tmp_path: Path) -> None:
     assert read["op"].str.contains("#").any() == (name == "ddp"), "a # in a name must not end the line"
 
 
-@pytest.mark.parametrize("name", ["trace.txt", "trace", "trace.json.gz"])
+def test_a_name_without_a_suffix_is_a_folder_of_ranks(tmp_path: Path) -> None:
+    folder = write_trace(trace_of("1f1b"), tmp_path / "traces")
+    found = [json.loads(file.read_text())["distributedInfo"]["rank"] for file in sorted(folder.iterdir())]
+    assert found == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["trace.txt", "trace.parquet", "trace.json.gz"])
 def test_other_suffixes_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"{name} what to write; end it in \.json or \.csv"):
         write_trace(trace_of("ddp"), tmp_path / name)
