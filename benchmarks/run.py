@@ -1,6 +1,6 @@
 """How well the lab predicts and how fast it simulates, on this machine: errors and ratios, each from one run.
 
-.venv/bin/python benchmarks/run.py [simulator] [prediction] [kills]
+.venv/bin/python benchmarks/run.py [simulator] [prediction] [pool] [kills]
 """
 
 import platform
@@ -15,7 +15,7 @@ import torch
 from kills import kills
 
 from pdlab import models
-from pdlab.compare import compare_strategy
+from pdlab.compare import compare_strategy, digits_batch, lab_transformer
 from pdlab.costs import Uniform
 from pdlab.launch import Ranks
 from pdlab.simulate import run_plan, start_plan
@@ -64,6 +64,18 @@ def simulator() -> None:
     print(f"  build {built:.2f} s (aim 2), compile {started:.2f} s")
 
 
+def pool() -> None:
+    """How long ranks take to come up, and a run that has been run before to begin and end."""
+    program = build(get("1f1b"), Plan(pp=RANKS, microbatches=MICROBATCHES, batch=BATCH), lab_transformer(1, 4))
+    began = time.perf_counter()
+    with Ranks(RANKS, started=lambda _: None) as ranks:
+        up = time.perf_counter() - began
+        first, _ = _timed(lambda: ranks.run(program, digits_batch(BATCH)), 1)
+        again, result = _timed(lambda: ranks.run(program, digits_batch(BATCH)), 9)
+        print(f"pool: {RANKS} ranks up in {up:.1f} s (aim 8), the first run takes {first:.2f} s")
+        print(f"  the same again {again:.2f} s (aim 0.3 and the step of {result.trace.makespan:.2f})")
+
+
 def _timed(work: Callable[[], T], times: int) -> tuple[float, T]:
     """The median time of a piece of work, and its result."""
     seconds = []
@@ -75,10 +87,10 @@ def _timed(work: Callable[[], T], times: int) -> tuple[float, T]:
 
 
 def main() -> None:
-    chosen = sys.argv[1:] or ["simulator", "prediction"]
+    chosen = sys.argv[1:] or ["simulator", "pool", "prediction"]
     print(machine())
     for name in chosen:
-        {"prediction": prediction, "simulator": simulator, "kills": kills}[name]()
+        {"prediction": prediction, "simulator": simulator, "pool": pool, "kills": kills}[name]()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Writing files: a failure leaves the earlier file as it was, and a bad folder is known before the long work."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -44,6 +45,6 @@ def _remove(path: Path) -> None:
 
 
 def _not_written(path: Path, error: OSError) -> ValueError:
-    return ValueError(
-        f"cannot write {path} ({error.strerror}); choose a folder that exists or can be made, and is yours"
-    )
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    remedy = "make room there, or choose another disk" if full else "choose a folder that you may write to"
+    return ValueError(f"cannot write {path} ({error.strerror}); {remedy}")
