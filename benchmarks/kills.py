@@ -35,7 +35,7 @@ def kills(count: int = KILLS, seed: int = 0) -> None:
     left = [p for p in seen if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     late = sum(took > WITHIN_S for took in seconds)
     print(f"kills: {count} SIGKILLs of random ranks at random moments of paced runs")
-    print(f"  {count - len(unclear)} errors that name rank, op and values; {late} later than {WITHIN_S:g} s")
+    print(f"  {count - len(unclear)} errors that name the rank and what it was at; {late} later than {WITHIN_S:g} s")
     print(f"  error after {median(seconds):.2f} s (median), {max(seconds):.2f} s (largest)")
     print(
         f"  left over: {len(left)} of {len(seen)} processes, {sum(map(Path.exists, folders))} of {len(folders)} folders"

@@ -11,12 +11,15 @@ from statistics import median
 
 from pdlab.costs import Link, moved_bytes
 from pdlab.depend import build
+from pdlab.mesh import Axis
 from pdlab.ops import COMMUNICATION_KINDS, Kind, Op
 from pdlab.program import Facts, Program
 from pdlab.trace import Mode, Trace
 
 ComputeKey = tuple[Kind, int, int]
 """Kind, stage, segment."""
+
+WireKey = tuple[Kind, Axis | None]
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Calibrated:
     """Costs of one program's ops on one machine. Valid for programs of the same model, stages and microbatch sizes."""
 
     compute: dict[ComputeKey, float]
-    communication: dict[Kind, Line]
+    communication: dict[WireKey, Line]
     steps: int
     link: Link = Link.CHANNEL
 
@@ -45,7 +48,7 @@ class Calibrated:
     def seconds(self, op: Op, rank: int, program: Program, facts: Facts) -> float:
         """ValueError for an op whose like was not measured."""
         if op.kind in COMMUNICATION_KINDS:
-            line = self.communication.get(_wire(op.kind))
+            line = self.communication.get(_wire(op))
             found = line.at(moved_bytes(op, rank, program, facts)) if line else None
         else:
             found = self.compute.get((op.kind, op.stage, op.segment))
@@ -69,14 +72,16 @@ def calibrate(traces: Sequence[Trace]) -> Calibrated:
                 f"a {made.how} trace says nothing about this machine's costs; measure with a core per rank"
             )
     compute: dict[ComputeKey, list[float]] = {}
-    messages: dict[Kind, list[tuple[int, float]]] = {}
+    messages: dict[WireKey, list[tuple[int, float]]] = {}
     for trace in traces:
         _sort(trace, compute, messages)
     middles = {key: median(seconds) for key, seconds in compute.items()}
-    return Calibrated(middles, {kind: fit(points) for kind, points in messages.items()}, len(traces))
+    return Calibrated(middles, {key: fit(points) for key, points in messages.items()}, len(traces))
 
 
-def _sort(trace: Trace, compute: dict[ComputeKey, list[float]], messages: dict[Kind, list[tuple[int, float]]]) -> None:
+def _sort(
+    trace: Trace, compute: dict[ComputeKey, list[float]], messages: dict[WireKey, list[tuple[int, float]]]
+) -> None:
     graph = build(trace.program)
     for rows in graph.members:
         op = graph.ops[rows[0]]
@@ -84,14 +89,14 @@ def _sort(trace: Trace, compute: dict[ComputeKey, list[float]], messages: dict[K
         allowed = max((trace.ends[row] for row in before), default=0.0)
         seconds = max(trace.ends[row] for row in rows) - allowed
         if op.kind in COMMUNICATION_KINDS:
-            messages.setdefault(_wire(op.kind), []).append((max(trace.moved[row] for row in rows), seconds))
+            messages.setdefault(_wire(op), []).append((max(trace.moved[row] for row in rows), seconds))
         else:
             compute.setdefault((op.kind, op.stage, op.segment), []).append(seconds)
 
 
-def _wire(kind: Kind) -> Kind:
-    """A message is known by its sending side."""
-    return Kind.SEND if kind is Kind.RECV else kind
+def _wire(op: Op) -> WireKey:
+    """A message is known by its sending side, a collective also by its group."""
+    return Kind.SEND if op.kind is Kind.RECV else op.kind, op.axis
 
 
 def fit(points: Sequence[tuple[int, float]]) -> Line:

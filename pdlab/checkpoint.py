@@ -15,7 +15,8 @@ import torch
 from pdlab.execute.settings import Settings
 from pdlab.files import write_whole_bytes
 from pdlab.history import History
-from pdlab.state import Start
+from pdlab.mesh import Axis
+from pdlab.state import Start, full_names
 
 VERSION = 1
 
@@ -25,17 +26,14 @@ def save(path: Path, history: History, settings: Settings) -> Path:
     assert history.end is not None
     about = {
         "pdlab": VERSION,
-        "model": history.program.model.name,
-        "batch": history.program.batch,
-        "settings": settings.to_message(),
+        **_same(history, settings),
         "steps": history.end.steps,
         "losses": history.losses,
         "seconds": history.seconds,
         "facts": [[[rank, value, list(held)] for (rank, value), held in step.items()] for step in history.facts],
         "accuracies": history.accuracies,
     }
-    arrays = {f"parameter {name}": t.numpy() for name, t in history.end.parameters.items()}
-    arrays |= {f"state {name}": t.numpy() for name, t in history.end.states.items()}
+    arrays = {name: t.numpy() for name, t in history.end.tensors().items()}
     raw = BytesIO()
     np.savez(raw, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
     return write_whole_bytes(path, raw.getvalue())
@@ -44,20 +42,26 @@ def save(path: Path, history: History, settings: Settings) -> Path:
 def load(path: Path, history: History, settings: Settings) -> History:
     """The history so far. ValueError for a file that is none, or that is of another training."""
     about, arrays = _read(path)
-    now = {"model": history.program.model.name, "batch": history.program.batch, "settings": settings.to_message()}
-    for what, value in now.items():
-        if about[what] != value:
-            raise ValueError(f"{path} has {what} {about[what]}, this training {value}; resume with the same one")
-    parts = {
-        what: {
-            name.removeprefix(f"{what} "): torch.from_numpy(a) for name, a in arrays.items() if name.startswith(what)
-        }
-        for what in ("parameter", "state")
-    }
+    for what, value in _same(history, settings).items():
+        if about.get(what) != value:
+            raise ValueError(f"{path} has {what} {about.get(what)}, this training {value}; resume with the same")
     facts = [{(rank, value): tuple(held) for rank, value, held in step} for step in about["facts"]]
-    end = Start(parts["parameter"], parts["state"], about["steps"])
+    end = Start.of({name: torch.from_numpy(array) for name, array in arrays.items()}, about["steps"])
     kept = {key: about[key] for key in ("losses", "seconds", "accuracies")}
     return replace(history, **kept, facts=facts, end=end)
+
+
+def _same(history: History, settings: Settings) -> dict[str, Any]:
+    """What has to be the same for a training to go on. How it is spread over ranks is not among it."""
+    model, copies = history.program.model, history.program.mesh.degree(Axis.EP)
+    weights = {
+        name: list(param.shape)
+        for group in model.groups.values()
+        for names in full_names(model, group, copies)
+        for name, param in zip(names, group.params, strict=True)
+    }
+    how = {key: value for key, value in settings.to_message().items() if key != "record"}
+    return {"itemsize": model.itemsize, "batch": history.program.batch, "settings": how, "weights": weights}
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -13,9 +13,11 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -31,6 +33,10 @@ from pdlab.launch import Ranks
 JOIN_S = 60.0
 """How long the ranks of all machines may take to join each other."""
 
+GREET_S = 5.0
+"""How long a stranger may take to show the secret."""
+
+SECRET_BYTES = 32
 NOTE_BYTES = 512
 COMMAND_LINE = "pdlab.cli:drive"
 """What rank 0 does with a command line that names no function of its own."""
@@ -57,32 +63,36 @@ def _stay_on_loopback_if_told_so() -> None:
 
 
 def _drive(duties: Duties, job: Sequence[str]) -> int:
-    with socket.create_server((os.environ["MASTER_ADDR"], 0), backlog=duties.pool_size) as listener:
-        listener.settimeout(JOIN_S)
-        secret = secrets.token_hex(16)
-        host, port = listener.getsockname()[:2]
-        _tell(f"{host} {port} {secret}")
-        crew = Cluster(listener, secret, duties)
     function, arguments = (job[0], job[1:]) if ":" in job[0] else (COMMAND_LINE, job)
     try:
-        return int(locate(function)(Ranks.over(crew), list(arguments)) or 0)
+        with closing(_gather(duties)) as crew:
+            return int(locate(function)(Ranks.over(crew), list(arguments)) or 0)
     except (PoolError, ValueError) as error:
         print(f"pdlab: error: {error}", file=sys.stderr)
         return 1
-    finally:
-        crew.close()
+
+
+def _gather(duties: Duties) -> "Cluster":
+    with socket.create_server((os.environ["MASTER_ADDR"], 0), backlog=duties.pool_size) as listener:
+        secret = secrets.token_bytes(SECRET_BYTES)
+        host, port = listener.getsockname()[:2]
+        _tell(f"{host} {port} {secret.hex()}")
+        return Cluster(listener, secret, duties)
 
 
 def _follow(duties: Duties) -> int:
     host, port, secret = _tell("").split()
     with socket.create_connection((host, int(port)), JOIN_S) as channel:
         channel.settimeout(None)
-        hello = {"rank": duties.rank, "secret": secret, "host": socket.gethostname(), "give": duties.clock.give}
-        wire.send(channel, hello)
+        channel.sendall(bytes.fromhex(secret))
+        wire.send(channel, {"rank": duties.rank, "machine": Machine.here(duties.clock)})
+        over = wire.when_closed(channel, lambda: os._exit(1))
         try:
             serve(channel, duties)
         except wire.Closed:
             return 1
+        finally:
+            over.set()
     return 0
 
 
@@ -95,36 +105,57 @@ def _tell(text: str) -> str:
     return bytes(note.tolist()).rstrip(b"\0").decode()
 
 
+class Machine(NamedTuple):
+    """Where a rank runs, and how well its clock is set (seconds)."""
+
+    host: str
+    cores: int
+    give: float
+
+    @classmethod
+    def here(cls, clock: Clock) -> "Machine":
+        return cls(socket.gethostname(), os.cpu_count() or 1, clock.give)
+
+
 class Cluster(Crew):
     """The ranks that torchrun started, as rank 0 sees them; it serves as one of them in a thread of its own."""
 
-    def __init__(self, listener: socket.socket, secret: str, duties: Duties) -> None:
+    def __init__(self, listener: socket.socket, secret: bytes, duties: Duties) -> None:
         super().__init__()
         self.size = duties.pool_size
         self.channels[0], mine = socket.socketpair()
-        self._own = threading.Thread(target=serve, args=(mine, duties), daemon=True)
-        self._own.start()
-        hellos = [self._admit(listener, secret) for _ in range(1, self.size)]
-        hosts = {socket.gethostname(), *(hello["host"] for hello in hellos)}
-        give = max((Clock(0.0, hello["give"]).give for hello in hellos), default=0.0)
+        threading.Thread(target=_serve_myself, args=(mine, duties), daemon=True).start()
+        about = {0: Machine.here(duties.clock)}
+        deadline = time.monotonic() + JOIN_S
+        while len(self.channels) < self.size:
+            channel, told = self._admit(listener, secret, deadline)
+            self.channels[told["rank"]], about[told["rank"]] = channel, Machine(*told["machine"])
+        self._about = about
+        hosts, give = {told.host for told in about.values()}, max(told.give for told in about.values())
         self.machine = f"{self.size} ranks on {len(hosts)} machines, clocks set to within {1e6 * give:.0f} µs"
 
-    def _admit(self, listener: socket.socket, secret: str) -> dict[str, Any]:
+    def _admit(self, listener: socket.socket, secret: bytes, deadline: float) -> tuple[socket.socket, dict[str, Any]]:
         """The next rank that connects and shows the secret; whoever else connects is sent away."""
         while True:
+            listener.settimeout(max(0.01, deadline - time.monotonic()))
             try:
                 channel, _ = listener.accept()
-                channel.settimeout(JOIN_S)
-                hello, _ = wire.receive(channel)
             except TimeoutError:
                 raise PoolError(f"{len(self.channels)} of {self.size} ranks joined within {JOIN_S:g} s") from None
-            except (OSError, ValueError):
-                continue
-            if hmac.compare_digest(str(hello.get("secret")), secret):
-                channel.settimeout(None)
-                self.channels[int(hello["rank"])] = channel
-                return hello
+            channel.settimeout(GREET_S)
+            try:
+                if hmac.compare_digest(channel.recv(SECRET_BYTES, socket.MSG_WAITALL), secret):
+                    told, _ = wire.receive(channel)
+                    channel.settimeout(None)
+                    return channel, told
+            except OSError:
+                pass
             channel.close()
+
+    def crowded(self, size: int) -> bool:
+        used = [self._about[rank] for rank in range(min(size, self.size))]
+        hosts = [told.host for told in used]
+        return any(hosts.count(told.host) > told.cores for told in used)
 
     def close(self) -> None:
         self.say_stop()
@@ -132,9 +163,17 @@ class Cluster(Crew):
 
     def end(self) -> None:
         self.kill()
+        for channel in self.channels.values():
+            channel.close()
+        self.channels = {}
 
     def kill(self) -> None:
         """Hang up; a rank whose connection ends exits."""
         for channel in self.channels.values():
-            channel.close()
-        self.channels = {}
+            with suppress(OSError):
+                channel.shutdown(socket.SHUT_RDWR)
+
+
+def _serve_myself(channel: socket.socket, duties: Duties) -> None:
+    with suppress(OSError):
+        serve(channel, duties)

@@ -17,7 +17,8 @@ from pdlab import wire
 from pdlab.errors import PoolError
 
 Reply = tuple[dict[str, Any], dict[str, Tensor]]
-Watch = Callable[[], None]
+Look = Callable[[], object]
+"""Called while replies are awaited; what it returns changes as long as the work gets on."""
 
 PATIENCE_S = 3.0
 """How long processes get to end by themselves before they are ended, and a message to arrive whole."""
@@ -38,6 +39,10 @@ class Crew:
     def __init__(self) -> None:
         self.channels: dict[int, socket.socket] = {}
 
+    def crowded(self, size: int) -> bool:
+        """Whether any of ranks 0 to `size` - 1 has to share a core."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Let every process end. Safe to call twice."""
         raise NotImplementedError
@@ -56,48 +61,36 @@ class Crew:
         except OSError:
             raise PoolError(f"rank {rank} is gone: its process ended between two runs") from None
 
-    def collect(self, patience: float, where: Callable[[int], str], watch: Watch) -> dict[int, Reply]:
-        """One reply from every rank. `where` says for a rank what it was last seen doing; `watch` is called while
-        waiting.
+    def collect(self, patience: float, where: Callable[[int], str], look: Look) -> dict[int, Reply]:
+        """One reply from every rank. `where` says for a rank what it was last seen doing.
 
-        Raises `PoolError` for the error or the death that came first, or for a silence of `patience` seconds.
+        Raises `PoolError` for the error or the death that came first, or where nothing has got on for `patience`
+        seconds.
         """
+        channels, seen = dict(self.channels), look()
         replies: dict[int, Reply] = {}
         bad: list[tuple[float, int, str]] = []
         deadline = time.monotonic() + patience
         with selectors.DefaultSelector() as selector:
-            for rank, channel in self.channels.items():
+            for rank, channel in channels.items():
                 selector.register(channel, selectors.EVENT_READ, rank)
             while len(selector.get_map()) and (left := deadline - time.monotonic()) > 0:
                 for key, _ in selector.select(min(TICK_S, left)):
                     selector.unregister(key.fileobj)
-                    trouble = self._read(key.data, replies, where)
+                    trouble = _read(channels[key.data], key.data, replies, where)
                     if trouble:
                         bad.append((trouble[0], len(bad), trouble[1]))
                         deadline = min(deadline, time.monotonic() + ECHO_S)
-                watch()
+                now = look()
+                if now != seen and not bad:
+                    seen, deadline = now, time.monotonic() + patience
         if bad:
             raise PoolError(min(bad)[-1])
-        silent = sorted(set(self.channels) - set(replies))
+        silent = sorted(set(channels) - set(replies))
         if silent:
-            seen = "; ".join(f"rank {rank} {where(rank)}" for rank in silent)
-            raise PoolError(f"no answer within {patience:.0f} s: {seen}")
+            doing = "; ".join(f"rank {rank} {where(rank)}" for rank in silent)
+            raise PoolError(f"no answer within {patience:.0f} s: {doing}")
         return replies
-
-    def _read(self, rank: int, replies: dict[int, Reply], where: Callable[[int], str]) -> tuple[float, str] | None:
-        """Take a reply; for bad news, when it happened (deaths come before errors) and what to say."""
-        channel = self.channels[rank]
-        channel.settimeout(PATIENCE_S)
-        try:
-            reply, tensors = wire.receive(channel)
-        except OSError:
-            return 0.0, f"rank {rank} died: its process ended {where(rank)}"
-        finally:
-            channel.settimeout(None)
-        if "error" in reply:
-            return reply["at"], f"{reply['error']}\n{reply['traceback']}".rstrip()
-        replies[rank] = reply, tensors
-        return None
 
     def say_stop(self) -> None:
         """Ask every process to end."""
@@ -107,3 +100,20 @@ class Crew:
                 wire.send(channel, {"do": "stop"})
             except OSError:
                 continue
+
+
+def _read(
+    channel: socket.socket, rank: int, replies: dict[int, Reply], where: Callable[[int], str]
+) -> tuple[float, str] | None:
+    """Take a reply; for bad news, when it happened (deaths come before errors) and what to say."""
+    channel.settimeout(PATIENCE_S)
+    try:
+        reply, tensors = wire.receive(channel)
+    except OSError:
+        return 0.0, f"rank {rank} died: its process ended {where(rank)}"
+    finally:
+        channel.settimeout(None)
+    if "error" in reply:
+        return reply["at"], f"{reply['error']}\n{reply['traceback']}".rstrip()
+    replies[rank] = reply, tensors
+    return None

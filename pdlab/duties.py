@@ -2,10 +2,10 @@
 
 import json
 import socket
-import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +16,7 @@ from pdlab import own, wire
 from pdlab.depend import Graph, build
 from pdlab.execute.board import Board, Progress
 from pdlab.execute.clock import Clock
-from pdlab.execute.fold import following, losses, newest
+from pdlab.execute.fold import following, losses, newest, taken
 from pdlab.execute.gloo import Gloo
 from pdlab.execute.process import Pace, RankError, Runner, Timeline
 from pdlab.execute.result import recorded
@@ -74,16 +74,16 @@ class Duties:
         graph = _graph(job["programs"][0])
         if self._is_idle(graph, job):
             return {"steps": []}, {}
-        settings, start = Settings.from_message(job["settings"]), _start(tensors, job["taken"])
+        settings, start = Settings.from_message(job["settings"]), Start.of(tensors, job["taken"])
         batches = _batches(tensors, job["steps"])
         store = new_store(graph.program, self.rank, batches[0], settings, start)
-        steps = []
+        steps: list[Message] = []
         for i, batch in enumerate(batches):
             store = following(store, batch, settings) if i else store
             line, began = self._once(graph, store, job, i, 0)
             facts = [[rank, value, list(numbers)] for (rank, value), numbers in line.facts.items()]
             steps.append({"losses": losses(store), "seconds": max(line.ends, default=began) - began, "facts": facts})
-        return {"steps": steps}, newest(store)
+        return {"steps": steps, "taken": taken(store)}, newest(store)
 
     def _call(self, function: str, arguments: Message) -> Message:
         try:
@@ -103,7 +103,8 @@ class Duties:
         """Whether the mesh leaves this rank out. Making the groups of a mesh is collective, so all ranks take part."""
         mesh = graph.program.mesh
         if mesh not in self.transports:
-            self.transports[mesh] = Gloo(mesh, self.rank, job["timeout_s"], self.clock)
+            self.transports[mesh] = Gloo(mesh, self.rank, self.clock)
+        self.transports[mesh].timeout = timedelta(seconds=job["timeout_s"])
         return self.rank >= mesh.size
 
     def _once(self, graph: Graph, store: Store, job: Message, step: int, i: int) -> tuple[Timeline, float]:
@@ -140,15 +141,6 @@ def _batches(tensors: Mapping[str, Tensor], num_steps: int) -> list[Batch]:
     return [Batch(x.numpy(), y.numpy().astype(np.int64)) for x, y in zip(pixels, labels, strict=True)]
 
 
-def _start(tensors: Mapping[str, Tensor], taken: int) -> Start | None:
-    parts = {what: _part(tensors, what) for what in ("parameter", "state")}
-    return Start(parts["parameter"], parts["state"], taken) if parts["parameter"] else None
-
-
-def _part(tensors: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
-    return {name.removeprefix(f"{what} "): t for name, t in tensors.items() if name.startswith(f"{what} ")}
-
-
 def _as_message(line: Timeline, start: float) -> Message:
     return {
         "starts": [t - start for t in line.starts],
@@ -170,11 +162,11 @@ def serve(channel: socket.socket, duties: Duties) -> None:
         try:
             reply, results = duties.do(job, tensors)
         except BaseException as error:
-            reply, results = _report(error, duties.rank), {}
+            reply, results = _report(error, duties), {}
         wire.send(channel, reply, results)
 
 
-def _report(error: BaseException, rank: int) -> Message:
+def _report(error: BaseException, duties: Duties) -> Message:
     text = "".join(traceback.format_exception(error.__cause__ or error))
-    said = str(error) if isinstance(error, RankError) else f"rank {rank}: {type(error).__name__}: {error}"
-    return {"error": said, "traceback": text, "at": time.monotonic()}
+    said = str(error) if isinstance(error, RankError) else f"rank {duties.rank}: {type(error).__name__}: {error}"
+    return {"error": said, "traceback": text, "at": duties.clock.now()}

@@ -3,9 +3,9 @@
 The processes are started once and stay warm between runs. A run that fails ends them; the next run starts new ones.
 """
 
-import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -14,12 +14,12 @@ from tqdm.auto import tqdm
 
 from pdlab import replies
 from pdlab.costs import Costs, Link
-from pdlab.crew import Crew, Reply
+from pdlab.crew import Crew, Look, Reply
 from pdlab.errors import Cancelled, PoolError
 from pdlab.execute.board import Progress
 from pdlab.execute.fold import Stretch
 from pdlab.execute.result import Result
-from pdlab.execute.settings import Settings
+from pdlab.execute.settings import Settings, check_start
 from pdlab.forms import to_json
 from pdlab.importing import locate
 from pdlab.pool import Pool
@@ -59,6 +59,7 @@ class Ranks:
         self._started = started
         self._crew: Crew | None = None
         self._cancelled = threading.Event()
+        self._working = threading.Event()
         self._restarts = True
         self._texts: list[tuple[Program, str]] = []
 
@@ -70,8 +71,8 @@ class Ranks:
         return ranks
 
     def __enter__(self) -> "Ranks":
-        self._begin()
-        return self
+        with self._work():
+            return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -79,7 +80,7 @@ class Ranks:
     @property
     def on_one_machine(self) -> bool:
         """Whether all ranks share a clock and a memory, which a paced run needs."""
-        return self._restarts
+        return self._crew is None or self._crew.folder is not None
 
     def close(self) -> None:
         """End the processes. Safe to call twice; a later run starts new ones."""
@@ -88,25 +89,37 @@ class Ranks:
             crew.close()
 
     def cancel(self) -> None:
-        """End a run that is under way in another thread: it raises `Cancelled` there."""
-        self._cancelled.set()
-        crew = self._crew
-        if crew is not None:
-            crew.kill()
+        """End what is under way in another thread: it raises `Cancelled` there. Where nothing is, nothing happens."""
+        if self._working.is_set():
+            self._cancelled.set()
+            crew = self._crew
+            if crew is not None:
+                crew.kill()
 
-    def _ready(self) -> Crew:
-        if self._crew is None:
-            if not self._restarts:
-                raise PoolError("the ranks have ended; start them again with torchrun")
-            self._crew = self._start()
-        return self._crew
-
-    def _begin(self) -> Crew:
-        """The crew for a new piece of work, which nobody has cancelled yet."""
+    @contextmanager
+    def _work(self) -> Iterator[Crew]:
+        """The crew, started if need be, for a piece of work. Whatever goes wrong in it, the processes end."""
+        if self._working.is_set():
+            raise ValueError("these ranks are at work in another thread; wait for it, or make other Ranks")
         self._cancelled.clear()
-        return self._ready()
+        self._working.set()
+        try:
+            if self._crew is None:
+                self._crew = self._start()
+            yield self._crew
+        except BaseException as error:
+            crew, self._crew = self._crew, None
+            if crew is not None:
+                crew.end()
+            if self._cancelled.is_set() and isinstance(error, PoolError):
+                raise Cancelled("the run was cancelled") from None
+            raise
+        finally:
+            self._working.clear()
 
-    def _start(self) -> Pool:
+    def _start(self) -> Crew:
+        if not self._restarts:
+            raise PoolError("the ranks have ended; start them again with torchrun")
         if self._started is not None:
             return Pool(self.size, self.start_timeout, self._told(self._started))
         with tqdm(total=self.size, desc="starting ranks", unit="rank", leave=False, delay=0.3) as bar:
@@ -141,10 +154,11 @@ class Ranks:
         programs = [programs] if isinstance(programs, Program) else list(programs)
         settings = settings or Settings()
         self._check(programs, pace, steps)
+        check_start(programs[0], batch, settings)
         job = {"do": "run", "steps": steps, "settings": settings.to_message()}
-        came = self._program_job(job, programs, replies.batch_tensors([batch]), pace, watch)
-        assert self._crew is not None
-        made = replies.provenance(self._crew, programs[0], os.cpu_count() or 1, pace, settings.seed)
+        with self._work() as crew:
+            came = self._program_job(crew, job, programs, replies.batch_tensors([batch]), pace, watch)
+            made = replies.provenance(crew, programs[0], pace, settings.seed)
         return replies.result(programs, came, steps, made)
 
     def fold(
@@ -158,10 +172,14 @@ class Ranks:
     ) -> Stretch:
         """Train for one step on each batch, from `start` or from the seed. Errors as for `run`."""
         self._check([program], pace, len(batches))
+        for batch in batches:
+            check_start(program, batch, settings)
         taken = start.steps if start else 0
         job = {"do": "fold", "steps": len(batches), "settings": settings.to_message(), "taken": taken}
-        tensors = replies.batch_tensors(batches) | replies.start_tensors(start)
-        return replies.stretch(program, self._program_job(job, [program], tensors, pace, None), start)
+        tensors = replies.batch_tensors(batches) | (start.tensors() if start else {})
+        with self._work() as crew:
+            came = self._program_job(crew, job, [program], tensors, pace, None)
+        return replies.stretch(program, came)
 
     def call(self, function: str, timeout: float | None = None, **arguments: object) -> list[Any]:
         """Run a function of your own on every rank: `ranks.call("my_file:hello", name="x")`.
@@ -172,18 +190,19 @@ class Ranks:
         locate(function)
         job = {"do": "call", "function": function, "arguments": arguments}
         patience = self.timeout if timeout is None else timeout
-        found = self._do(self._begin(), job, {}, patience, lambda _: f"in {function}", lambda: None)
+        with self._work() as crew:
+            found = self._do(crew, job, {}, patience, lambda _: f"in {function}", lambda: None)
         return [found[rank][0]["answer"] for rank in range(self.size)]
 
     def _program_job(
         self,
+        crew: Crew,
         job: dict[str, Any],
         programs: Sequence[Program],
         tensors: dict[str, Tensor],
         pace: Costs | None,
         watch: Watch | None,
     ) -> dict[int, Reply]:
-        crew = self._begin()
         folder = crew.folder
         paces = (
             [replies.paced(folder, i, program, pace) for i, program in enumerate(programs)] if pace and folder else []
@@ -194,11 +213,14 @@ class Ranks:
         job |= {"timeout_s": self.timeout + length, "progress": str(folder / "progress") if folder else None}
         job["pace"] = [[durations, board] for durations, board, _ in paces]
 
-        def look() -> None:
+        def look() -> object:
             if watch and progress:
                 watch(replies.share_done(progress, programs, steps))
+            return progress.everything() if progress else None
 
-        patience = 2 * self.timeout + 3 * steps * length + 5.0
+        patience = 2 * self.timeout + 3 * length + 5.0
+        if not progress:
+            patience *= steps  # nobody can see how far it is
         return self._do(crew, job, tensors, patience, lambda rank: replies.where(progress, programs, rank), look)
 
     def _text(self, program: Program) -> str:
@@ -216,20 +238,13 @@ class Ranks:
         tensors: dict[str, Tensor],
         patience: float,
         where: Callable[[int], str],
-        look: Callable[[], None],
+        look: Look,
     ) -> dict[int, Reply]:
-        """Send a job to every rank and wait for all replies. Whatever goes wrong, the processes end."""
+        """Send a job to every rank and wait for all replies."""
         job["paths"] = replies.paths()
-        try:
-            for rank in range(self.size):
-                crew.send(rank, job, tensors)
-            return crew.collect(patience, where, look)
-        except BaseException as error:
-            self._crew = None
-            crew.end()
-            if self._cancelled.is_set() and isinstance(error, PoolError):
-                raise Cancelled("the run was cancelled") from None
-            raise
+        for rank in range(self.size):
+            crew.send(rank, job, tensors)
+        return crew.collect(patience, where, look)
 
     def _check(self, programs: Sequence[Program], pace: Costs | None, steps: int) -> None:
         if steps < 1 or not programs:

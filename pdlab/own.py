@@ -106,13 +106,12 @@ class _Trial:
         """The module's specification."""
         draft = self._draft(self._output())
         few, more = (try_out(draft, rows) for rows in TRIED)
-        one = try_out(draft, 1)
         return replace(
             draft,
             keeps=tuple(t.name for t in draft.inputs if t.name in few.kept_inputs),
             saved=_line(few.saved, more.saved),
             pending=_line(few.pending, more.pending),
-            flops=one.flops,
+            flops=few.flops,
         )
 
     def _draft(self, out: Spec) -> Segment:

@@ -23,14 +23,14 @@ from pdlab import wire
 from pdlab.crew import PATIENCE_S, Crew
 from pdlab.errors import PoolError
 
-Told = Callable[[int], None]
+Started = Callable[[int], None]
 """Told how many ranks are up while a pool starts; may raise to give up."""
 
 
 class Pool(Crew):
     """`size` running workers. Raises `PoolError` if they do not come up within `start_timeout` seconds."""
 
-    def __init__(self, size: int, start_timeout: float, told: Told) -> None:
+    def __init__(self, size: int, start_timeout: float, told: Started) -> None:
         super().__init__()
         self.size = size
         self.machine = f"{os.cpu_count()} cores"
@@ -86,6 +86,9 @@ class Pool(Crew):
         return "\n" + "\n".join(text.splitlines()[-15:]) if text else ""
 
     # --- ending
+
+    def crowded(self, size: int) -> bool:
+        return size > (os.cpu_count() or 1)
 
     def close(self) -> None:
         self._remove_files()

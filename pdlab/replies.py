@@ -17,7 +17,7 @@ from pdlab.execute.result import Result, Shards
 from pdlab.ops import label
 from pdlab.program import Facts, Program
 from pdlab.simulate import run_plan, start_plan
-from pdlab.state import Batch, Start
+from pdlab.state import Batch
 from pdlab.trace import Mode, Provenance, Trace
 
 Paced = tuple[list[list[float]], str, float]
@@ -46,13 +46,6 @@ def batch_tensors(batches: Sequence[Batch]) -> dict[str, Tensor]:
     return {"pixels": torch.tensor(pixels), "labels": torch.tensor(labels)}
 
 
-def start_tensors(start: Start | None) -> dict[str, Tensor]:
-    if start is None:
-        return {}
-    parameters = {f"parameter {name}": t for name, t in start.parameters.items()}
-    return parameters | {f"state {name}": t for name, t in start.states.items()}
-
-
 def where(progress: Progress | None, programs: Sequence[Program], rank: int) -> str:
     """What a rank was last seen doing, for the report of its end."""
     if progress is None:
@@ -73,10 +66,10 @@ def share_done(progress: Progress, programs: Sequence[Program], steps: int) -> f
     return min(1.0, done / max(1, steps * sum(lengths)))
 
 
-def provenance(crew: Crew, program: Program, cores: int, pace: Costs | None, seed: int) -> Provenance:
+def provenance(crew: Crew, program: Program, pace: Costs | None, seed: int) -> Provenance:
     """Where the numbers of a run come from; a measurement with more ranks than cores says so."""
     mode = Mode.PACED if pace else Mode.MEASURED
-    crowded = pace is None and crew.folder is not None and program.mesh.size > cores
+    crowded = pace is None and crew.crowded(program.mesh.size)
     machine = f"{crew.machine}, gloo"
     return Provenance(mode, str(pace or ""), machine, f"torch {torch.__version__}", seed, crowded)
 
@@ -98,13 +91,14 @@ def result(programs: Sequence[Program], replies: dict[int, Reply], steps: int, m
     return Result(traces, **parts)
 
 
-def stretch(program: Program, replies: dict[int, Reply], start: Start | None) -> Stretch:
+def stretch(program: Program, replies: dict[int, Reply]) -> Stretch:
     """The steps of a training and where they ended."""
     ranks = range(program.mesh.size)
     told = [
         [Told(step["losses"], step["seconds"], _facts([step])) for step in replies[rank][0]["steps"]] for rank in ranks
     ]
-    return joined(program, told, {rank: replies[rank][1] for rank in ranks}, start)
+    taken = max(int(replies[rank][0]["taken"]) for rank in ranks)
+    return joined(program, told, {rank: replies[rank][1] for rank in ranks}, taken)
 
 
 def _trace(program: Program, lines: list[dict[str, Any]], made: Provenance) -> Trace:

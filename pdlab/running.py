@@ -61,6 +61,8 @@ def train_one(program_of: Callable[[int], Program], given: Namespace) -> None:
     rule = optimizers.named(given.optimizer, given.lr)
     program = program_of(rule.bytes_per_weight(4))
     settings = Settings(rule, seed=given.seed)
+    if given.plot:
+        make_folder(given.plot.parent)
     with pool_of(given, program.mesh.size) as (pool, costs):
         history = train(
             program,
@@ -75,8 +77,11 @@ def train_one(program_of: Callable[[int], Program], given: Namespace) -> None:
         last = history.losses[epoch * history.steps_per_epoch : (epoch + 1) * history.steps_per_epoch]
         print(f"epoch {epoch + 1}: mean loss {sum(last) / len(last):.3f}, accuracy on held-out digits {accuracy:.1%}")
     if given.plot:
-        make_folder(given.plot.parent)
-        plots.loss_curves({program.name: history.losses}, title=f"Training with {program.name}").savefig(given.plot)
+        about = [f"{rule}, batch {program.batch}, seed {given.seed}, model {program.model.name}"]
+        figure = plots.loss_curves(
+            {program.name: history.losses}, title=f"Training with {program.name}", small_print=about
+        )
+        figure.savefig(given.plot)
         print(f"wrote {given.plot}")
 
 

@@ -77,6 +77,21 @@ class Start:
     states: Parameters = field(default_factory=dict)
     steps: int = 0
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything under one set of names, to travel or to be kept."""
+        parameters = {f"parameter {name}": t for name, t in self.parameters.items()}
+        return parameters | {f"state {name}": t for name, t in self.states.items()}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], steps: int) -> "Start | None":
+        """From what `tensors` gave, whatever else is among it; None if there are no parameters."""
+        parts: dict[str, Parameters] = {"parameter": {}, "state": {}}
+        for name, t in tensors.items():
+            what, _, rest = name.partition(" ")
+            if what in parts:
+                parts[what][rest] = t
+        return cls(parts["parameter"], parts["state"], steps) if parts["parameter"] else None
+
 
 def initial_values(
     program: Program, rank: int, start: Start, batch: Batch, optimizer: Optimizer, loss_scale: float = 1.0
@@ -95,8 +110,7 @@ def initial_values(
 
 def batch_values(program: Program, rank: int, batch: Batch, loss_scale: float) -> dict[Value, Tensor]:
     """Those of them that are new in every step: feeds, seeds of the backward, the loss scale."""
-    if len(batch) != program.batch:
-        raise ValueError(f"the program is for a batch of {program.batch} samples and was given {len(batch)}")
+    assert len(batch) == program.batch, f"{len(batch)} samples for a batch of {program.batch}"
     dtype = FLOAT[program.model.itemsize]
     values: dict[Value, Tensor] = {}
     for value in sorted(program.ranks[rank].live_in):

@@ -48,6 +48,8 @@ def train(
         raise ValueError(f"{epochs} epochs, stretches of {stretch} steps; give at least 1 of each")
     if not per_epoch:
         raise ValueError(f"a batch of {program.batch} is more than the {data.num_train()} training digits; take less")
+    if pace is not None and pool is None:
+        raise ValueError("only processes can be paced; give a pool, or no costs")
     if resume and checkpoint is None:
         raise ValueError("there is nothing to resume from; name a checkpoint")
     history = History(program, per_epoch)

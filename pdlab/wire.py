@@ -1,12 +1,14 @@
-"""Messages between a pool and its workers: JSON and raw tensors over a local socket. Nothing is pickled.
+"""Messages between ranks and whoever gives them work: JSON and raw tensors over a socket. Nothing is pickled.
 
 A frame is the length of a header, the header (JSON, which lists the tensors), and the tensors' bytes.
 """
 
 import json
+import select
 import socket
 import struct
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +23,36 @@ _DTYPES = {
 
 class Closed(ConnectionError):
     """The other side is gone."""
+
+
+LOOK_AGAIN_S = 0.1
+
+
+def when_closed(channel: socket.socket, do: Callable[[], None]) -> threading.Event:
+    """Call `do`, from a thread of its own, when the other side is gone, whatever this side is busy with.
+
+    Not any more once the event is set: an end that was agreed on is no loss.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        while not _gone(channel):
+            if over.wait(LOOK_AGAIN_S):
+                return
+        if not over.wait(LOOK_AGAIN_S):
+            do()
+
+    threading.Thread(target=watch, daemon=True).start()
+    return over
+
+
+def _gone(channel: socket.socket) -> bool:
+    """Wait until there is something to read, for somebody else, or until the other side is gone."""
+    try:
+        select.select([channel], [], [])
+        return channel.recv(1, socket.MSG_PEEK) == b""
+    except (OSError, ValueError):
+        return True
 
 
 def send(channel: socket.socket, message: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:

@@ -11,12 +11,10 @@ It leaves no trace behind: when the other end of the connection closes, for what
 
 import argparse
 import os
-import select
 import shutil
 import signal
 import socket
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import NoReturn
@@ -55,41 +53,31 @@ def main() -> None:
 
 def _serve_pool(control: str, store: str, rank: int, size: int) -> None:
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    folder = Path(control).parent
+    folder, launcher = Path(control).parent, os.getppid()
     try:
         channel.connect(control)
     except OSError:
-        _leave_nothing(folder)
-    threading.Thread(target=_exit_with_pool, args=(channel, folder), daemon=True).start()
+        _leave_nothing(folder, launcher)
+    wire.when_closed(channel, lambda: _leave_nothing(folder, launcher))
     dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
-    wire.send(channel, {"rank": rank, "pid": os.getpid()})
-    serve(channel, Duties(rank, size))
+    try:
+        wire.send(channel, {"rank": rank, "pid": os.getpid()})
+        serve(channel, Duties(rank, size))
+    except OSError:
+        _leave_nothing(folder, launcher)
 
 
-def _leave_nothing(folder: Path) -> NoReturn:
+def _leave_nothing(folder: Path, launcher: int) -> NoReturn:
     """End without a trace of the pool: neither the launcher, which would make its files anew, nor its folder, nor this
     process."""
-    if os.getppid() > 1:
-        os.kill(os.getppid(), signal.SIGKILL)
+    if os.getppid() == launcher:
+        os.kill(launcher, signal.SIGKILL)
     for _ in range(TRIES):  # other ranks do the same at the same time
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             break
         time.sleep(0.05)
     os._exit(1)
-
-
-def _exit_with_pool(channel: socket.socket, folder: Path) -> None:
-    """When the pool is gone, so is this."""
-    while True:
-        select.select([channel], [], [])
-        try:
-            gone = channel.recv(1, socket.MSG_PEEK) == b""
-        except OSError:
-            gone = True
-        if gone:
-            _leave_nothing(folder)
-        time.sleep(0.1)
 
 
 if __name__ == "__main__":

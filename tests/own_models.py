@@ -2,11 +2,15 @@
 
 import os
 import time
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from pdlab.execute import clock
 
 
 class Block(nn.Module):
@@ -100,6 +104,14 @@ def returns_a_tensor() -> Tensor:
 
 def dies() -> None:
     os._exit(3)
+
+
+def ahead_of_a_shifted_clock(seconds: float) -> float:
+    """How far a rank finds rank 0's clock ahead, whose own one is `seconds` times its rank ahead of the machine's."""
+    rank = dist.get_rank()
+    shifted = SimpleNamespace(monotonic=lambda: time.monotonic() + seconds * rank)
+    with mock.patch.object(clock, "time", shifted):
+        return clock.set_clock(rank, dist.get_world_size()).ahead
 
 
 def drive(ranks: Any, arguments: list[str]) -> int:

@@ -3,14 +3,20 @@
 import threading
 import time
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 from test_pool import PROGRAM, SLOW, family, gone
 
 import pdlab
+from pdlab import models
 from pdlab.compare import digits_batch
+from pdlab.costs import Uniform
 from pdlab.errors import Cancelled, PoolError
+from pdlab.execute.settings import Settings
 from pdlab.launch import Ranks
+from pdlab.optimizers import Adam
+from pdlab.strategies import Plan, build, get
 
 pytestmark = pytest.mark.processes
 
@@ -24,6 +30,31 @@ def test_a_function_runs_on_every_rank() -> None:
         began = time.monotonic()
         ranks.run(PROGRAM, digits_batch(8))
         assert time.monotonic() - began < 2.0
+
+
+def test_clocks_that_differ_are_set_to_that_of_rank_0(pool: Ranks) -> None:
+    ahead = pool.call("own_models:ahead_of_a_shifted_clock", seconds=1000.0)
+    assert ahead == pytest.approx([0.0, -1000.0, -2000.0, -3000.0], abs=0.05)
+
+
+def test_a_paced_run_waits_longer_than_a_short_one_before_it(pool: Ranks) -> None:
+    """The timeout of a run is its own, also where the process group is that of an earlier run."""
+    program = build(get("1f1b"), Plan(pp=2, batch=8), models.mlp(itemsize=8))
+    pool.run(program, digits_batch(8))
+    with mock.patch.object(pool, "timeout", 1.0):
+        pool.run(program, digits_batch(8))
+        pool.run(program, digits_batch(8), pace=Uniform(F=1.5, B=0.1))
+
+
+def test_what_cannot_run_leaves_the_ranks_alone(pool: Ranks) -> None:
+    crew = pool._crew
+    with pytest.raises(ValueError, match="batch of 8 samples and was given 7"):
+        pool.run(PROGRAM, digits_batch(7))
+    with pytest.raises(ValueError, match=r"optimizer_bytes=16"):
+        pool.run(PROGRAM, digits_batch(8), settings=Settings(Adam()))
+    pool.cancel()
+    assert pool._crew is crew
+    assert pool.run(PROGRAM, digits_batch(8)).trace.makespan > 0
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,20 @@
 """Training equals torch's optimizers step by step, whatever the strategy, and goes on from where it was."""
 
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from test_pool import workers
 from torch import Tensor
 
-from pdlab import data, models, optimizers, reference
+from pdlab import checkpoint, data, models, optimizers, reference
+from pdlab.costs import Uniform
 from pdlab.errors import PoolError
 from pdlab.execute.settings import Settings
+from pdlab.history import History
 from pdlab.launch import Ranks
 from pdlab.models import Model
 from pdlab.optimizers import Adam, Momentum, Optimizer, Sgd
@@ -88,17 +93,37 @@ def test_a_training_goes_on_from_its_checkpoint_with_another_strategy(tmp_path: 
 
 
 @pytest.mark.processes
-def test_a_killed_rank_costs_one_stretch_at_most(tmp_path: Path) -> None:
+def test_a_rank_killed_during_training_costs_one_stretch_at_most(tmp_path: Path) -> None:
     rule, file = Sgd(0.1), tmp_path / "run.npz"
     program = program_of("1f1b", 2, rule)
-    train(program, epochs=1, settings=Settings(rule), checkpoint=file, progress=False)
+    settings = Settings(rule)
     with Ranks(2, timeout=5) as ranks:
-        with pytest.raises(PoolError, match="died"):
-            ranks.call("own_models:dies")
-        again = train(
-            program, epochs=2, pool=ranks, settings=Settings(rule), checkpoint=file, resume=True, progress=False
-        )
-    assert again.losses == pytest.approx(by_torch(rule, epochs=2)[0], rel=1e-9)
+
+        def kill_a_rank() -> None:
+            while not file.exists():
+                time.sleep(0.01)
+            workers(ranks)[1].kill()
+
+        thread = threading.Thread(target=kill_a_rank)
+        thread.start()
+        with pytest.raises(PoolError, match="rank 1 died"):
+            train(program, epochs=40, pool=ranks, settings=settings, checkpoint=file, stretch=1, progress=False)
+        thread.join()
+        before = checkpoint.load(file, History(program, 5), settings)
+        again = train(program, epochs=40, pool=ranks, settings=settings, checkpoint=file, resume=True, progress=False)
+    assert 0 < len(before.losses) < 200
+    assert again.losses == pytest.approx(by_torch(rule, epochs=40)[0], rel=1e-9)
+
+
+def test_another_tensor_degree_resumes(tmp_path: Path) -> None:
+    file, losses = tmp_path / "run.npz", []
+    for epochs, tp in ((1, 1), (2, 2)):
+        model = models.transformer(width=8, depth=1, heads=2, itemsize=8, tp=tp)
+        program = build(get("single"), Plan(tp=tp, microbatches=1, batch=BATCH), model)
+        losses = train(program, epochs=epochs, checkpoint=file, resume=tp > 1, progress=False).losses
+    model = models.transformer(width=8, depth=1, heads=2, itemsize=8)
+    whole = train(build(get("single"), Plan(batch=BATCH), model), epochs=2, progress=False).losses
+    assert losses == pytest.approx(whole, rel=1e-9)
 
 
 def test_seeds_differ_and_repeat() -> None:
@@ -125,6 +150,7 @@ def test_facts_of_each_step_are_kept() -> None:
     [
         ({"epochs": 0}, "give at least 1"),
         ({"resume": True}, "name a checkpoint"),
+        ({"pace": Uniform()}, "only processes can be paced"),
         ({"settings": Settings(Adam())}, r"Plan\(optimizer_bytes=16\)"),
     ],
 )

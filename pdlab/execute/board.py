@@ -60,6 +60,10 @@ class Progress:
     def enter(self, rank: int, step: int, program: int, position: int) -> None:
         self._at[rank] = step, program, position
 
+    def everything(self) -> bytes:
+        """What changes whenever any rank gets on."""
+        return self._at.tobytes()
+
     def of(self, rank: int) -> tuple[int, int, int]:
         step, program, position = self._at[rank]
         return int(step), int(program), int(position)

@@ -57,6 +57,11 @@ def newest(store: Store) -> dict[Value, Tensor]:
     return {v: store.tensor(last[rank.types[v]]) for v in rank.live_in if rank.types[v] in last}
 
 
+def taken(store: Store) -> int:
+    """The optimizer steps of the training so far; one that its guard stopped is none."""
+    return max(store.steps.values(), default=store.counted)
+
+
 def losses(store: Store) -> dict[Value, float]:
     types = store.program.ranks[store.rank].types
     return {v: store.tensor(v).item() for v in store.values if types[v].role is Role.LOSS}
@@ -66,7 +71,7 @@ def joined(
     program: Program,
     told: Sequence[Sequence[Told]],
     left: Mapping[int, Mapping[Value, Tensor]],
-    start: Start | None,
+    steps_taken: int,
 ) -> Stretch:
     """From what the ranks tell (by rank, then by step) and hold at the end to the whole."""
     steps = list(zip(*told, strict=True))
@@ -74,7 +79,7 @@ def joined(
         [_mean_loss(program, step) for step in steps],
         [max(rank.seconds for rank in step) for step in steps],
         [{key: value for rank in step for key, value in rank.facts.items()} for step in steps],
-        Start(*_whole(program, left), (start.steps if start else 0) + len(steps)),
+        Start(*_whole(program, left), steps_taken),
     )
 
 

@@ -18,6 +18,9 @@ from pdlab.ops import Kind, Op
 from pdlab.program import Role
 from pdlab.state import FLOAT, microbatch_of, pad
 
+LONGEST = timedelta(days=1)
+"""How long the library itself waits for a member. Runs wait for less, each for as long as it is told."""
+
 
 class Posted(NamedTuple):
     """A communication under way: what to wait for, what it will have written, the bytes handed to the library."""
@@ -31,18 +34,19 @@ class Gloo:
     """The groups of one mesh (an axis of degree 1 needs none), and each communication op as calls of torch.distributed.
 
     Every process of the pool has to construct it, also those that the mesh leaves idle: making a group is collective.
+    It outlives runs; `timeout` is that of the one under way.
     """
 
-    def __init__(self, mesh: Mesh, rank: int, timeout: float, clock: Clock) -> None:
-        self.timeout = timedelta(seconds=timeout)
+    def __init__(self, mesh: Mesh, rank: int, clock: Clock) -> None:
         self.clock = clock
+        self.timeout = LONGEST
         self.groups: dict[Axis, dist.ProcessGroup] = {}
-        self.everyone = dist.new_group(list(range(mesh.size)), timeout=self.timeout, backend="gloo")
+        self.everyone = dist.new_group(list(range(mesh.size)), timeout=LONGEST, backend="gloo")
         for axis, degree in mesh.degrees:
             for first in range(mesh.size if degree > 1 else 0):
                 members = mesh.group(first, axis)
                 if members[0] == first:
-                    group = dist.new_group(list(members), timeout=self.timeout, backend="gloo")
+                    group = dist.new_group(list(members), timeout=LONGEST, backend="gloo")
                     if rank in members:
                         self.groups[axis] = group
 
@@ -57,7 +61,7 @@ class Gloo:
         """A moment at which all ranks can begin, `lead` seconds after the last one has asked; on this process's
         clock."""
         stamp = torch.tensor([self.clock.now() + lead], dtype=torch.float64)
-        dist.all_reduce(stamp, dist.ReduceOp.MAX, group=self.everyone)
+        self._wait(dist.all_reduce(stamp, dist.ReduceOp.MAX, group=self.everyone, async_op=True))
         return self.clock.here(stamp.item())
 
     def _post(self, op: Op, store: Store) -> Posted:

@@ -10,7 +10,7 @@ import torch
 
 from pdlab.depend import build
 from pdlab.execute.exchange import note_facts, sent_bytes, together
-from pdlab.execute.fold import Stretch, Told, following, joined, losses, newest
+from pdlab.execute.fold import Stretch, Told, following, joined, losses, newest, taken
 from pdlab.execute.result import Result, collect
 from pdlab.execute.settings import Settings, new_store
 from pdlab.execute.store import Held, Store
@@ -46,7 +46,7 @@ def fold_local(program: Program, batches: Sequence[Batch], settings: Settings, s
         seconds = time.perf_counter() - began
         for rank, store in enumerate(stores):
             told[rank].append(Told(losses(store), seconds, trace.facts if not rank else {}))
-    return joined(program, told, {store.rank: newest(store) for store in stores}, start)
+    return joined(program, told, {store.rank: newest(store) for store in stores}, max(map(taken, stores)))
 
 
 def _walk(program: Program, stores: Sequence[Store], provenance: Provenance) -> Trace:

@@ -31,13 +31,20 @@ class Settings:
 
 def new_store(program: Program, rank: int, batch: Batch, settings: Settings, start: Start | None = None) -> Store:
     """A rank at the start of a program: weights from the seed or from elsewhere, its share of the batch."""
-    _check_state(program, settings.optimizer)
+    check_start(program, batch, settings)
     copies = program.mesh.degree(Axis.EP)
     start = start or Start(initial_parameters(program.model, settings.seed, float64, copies))
     store = Store(program, rank, settings.optimizer, settings.record, counted=start.steps)
     for value, t in initial_values(program, rank, start, batch, settings.optimizer, settings.loss_scale).items():
         store.put(value, t)
     return store
+
+
+def check_start(program: Program, batch: Batch, settings: Settings) -> None:
+    """ValueError for samples or an optimizer that the program is not made for."""
+    if len(batch) != program.batch:
+        raise ValueError(f"the program is for a batch of {program.batch} samples and was given {len(batch)}")
+    _check_state(program, settings.optimizer)
 
 
 def _check_state(program: Program, optimizer: Optimizer) -> None:

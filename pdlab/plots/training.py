@@ -23,6 +23,8 @@ def loss_curves(
     losses: Mapping[str, Sequence[float]], *, title: str = "Loss", small_print: Sequence[str] = ()
 ) -> Figure:
     """The mean loss of each step, a curve for each named training."""
+    if not any(losses.values()):
+        raise ValueError("no losses to draw; train for a step at least")
     looks = dict(zip(losses, LOOKS * len(losses), strict=False))
     legend: list[Artist] = [Line2D([], [], color=c, ls=dashes, lw=2, label=name) for name, (c, dashes) in looks.items()]
     figure, [axes] = page(title, [HEIGHT], legend if len(losses) > 1 else [], small_print)

@@ -50,7 +50,7 @@ class RunPanel(ipywidgets.VBox):
 
     def run(self, steps: int | None = None) -> "Comparison":
         """Run here and now, show the result, raise what goes wrong."""
-        found = self._begin(steps or self._steps)
+        found = self._begin(self._steps if steps is None else steps)
         try:
             comparison = found.run()
         finally:

@@ -19,9 +19,6 @@ QUIET = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-NOISE: tuple[str, ...] = ()
-"""What JupyterLab itself writes to the console as an error."""
-
 SIZES = {"1280": {"width": 1280, "height": 800}, "1920": {"width": 1920, "height": 1080}}
 CHANGES = 24
 
@@ -76,7 +73,7 @@ def test_the_tour_on_the_page(lab: Lab, page: Page, complaints: list[str], capsy
     run_for_real(tour)
     assert lab.processes("pdlab.worker"), "warm processes, which closing has to end"
 
-    assert not unexpected(complaints)
+    assert not complaints
     page.close()
     assert not lab.close()
     assert not list(lab.temporary.glob("pdlab-*"))
@@ -103,11 +100,7 @@ def test_what_goes_wrong_after_a_slider_is_shown_on_the_page(lab: Lab, page: Pag
     tour.says("no picture of 9 microbatches; take 8", SOON_MS)
     assert tour.picture.get_attribute("src") == before
     tour.shoot("refused")
-    assert not unexpected(complaints)
-
-
-def unexpected(complaints: list[str]) -> list[str]:
-    return [heard for heard in complaints if not any(noise in heard for noise in NOISE)]
+    assert not complaints
 
 
 def explore_and_look(tour: Tour) -> None:
