@@ -3,20 +3,19 @@
 import threading
 import time
 from collections.abc import Callable
-from unittest import mock
 
 import pytest
+from cases import uneven_shards
 from test_pool import PROGRAM, SLOW, family, gone
 
 import pdlab
-from pdlab import models
 from pdlab.compare import digits_batch
-from pdlab.costs import Uniform
+from pdlab.costs import Analytic
 from pdlab.errors import Cancelled, PoolError
 from pdlab.execute.settings import Settings
 from pdlab.launch import Ranks
 from pdlab.optimizers import Adam
-from pdlab.strategies import Plan, build, get
+from pdlab.simulate import simulate
 
 pytestmark = pytest.mark.processes
 
@@ -37,13 +36,13 @@ def test_clocks_that_differ_are_set_to_that_of_rank_0(pool: Ranks) -> None:
     assert ahead == pytest.approx([0.0, -1000.0, -2000.0, -3000.0], abs=0.05)
 
 
-def test_a_paced_run_waits_longer_than_a_short_one_before_it(pool: Ranks) -> None:
+def test_a_paced_run_waits_longer_than_a_short_one_before_it() -> None:
     """The timeout of a run is its own, also where the process group is that of an earlier run."""
-    program = build(get("1f1b"), Plan(pp=2, batch=8), models.mlp(itemsize=8))
-    pool.run(program, digits_batch(8))
-    with mock.patch.object(pool, "timeout", 1.0):
-        pool.run(program, digits_batch(8))
-        pool.run(program, digits_batch(8), pace=Uniform(F=1.5, B=0.1))
+    case = uneven_shards()
+    slow = Analytic(1e6 * simulate(case.programs[0], Analytic(1e6, 1e9)).makespan / 3, 1e9)
+    with Ranks(2, timeout=1.0) as ranks:
+        ranks.run(case.programs, case.batch)
+        ranks.run(case.programs, case.batch, pace=slow)  # the rank with less to do waits for 2 seconds
 
 
 def test_what_cannot_run_leaves_the_ranks_alone(pool: Ranks) -> None:
