@@ -44,7 +44,8 @@ def load(path: Path, history: History, settings: Settings) -> History:
     about, arrays = _read(path)
     for what, value in _same(history, settings).items():
         if about.get(what) != value:
-            raise ValueError(f"{path} has {what} {about.get(what)}, this training {value}; resume with the same")
+            there, here = _difference(about.get(what), value)
+            raise ValueError(f"{path} has {what} {there}, this training {here}; resume with the same")
     facts = [{(rank, value): tuple(held) for rank, value, held in step} for step in about["facts"]]
     end = Start.of({name: torch.from_numpy(array) for name, array in arrays.items()}, about["steps"])
     kept = {key: about[key] for key in ("losses", "seconds", "accuracies")}
@@ -62,6 +63,14 @@ def _same(history: History, settings: Settings) -> dict[str, Any]:
     }
     how = {key: value for key, value in settings.to_message().items() if key != "record"}
     return {"itemsize": model.itemsize, "batch": history.program.batch, "settings": how, "weights": weights}
+
+
+def _difference(there: Any, here: Any) -> tuple[Any, Any]:
+    """Of two dicts only what they differ in."""
+    if not (isinstance(there, dict) and isinstance(here, dict)):
+        return there, here
+    keys = [key for key in {**there, **here} if there.get(key) != here.get(key)][:3]
+    return {key: there.get(key) for key in keys}, {key: here.get(key) for key in keys}
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -93,15 +93,20 @@ def _list(verbs: Verbs) -> None:
 def _show(verbs: Verbs) -> None:
     example = "pdlab show 1f1b --pp 4 --microbatches 8"
     verb = _verb(verbs, "show", "Print the program of a strategy: what every rank does, in order.", example)
-    _add_plan(verb)
-    verb.add_argument("--format", choices=("grid", "csv", "json"), default="grid", help="default: grid")
+    _add_plan(verb, ".csv or .json")
+    verb.add_argument(
+        "--format",
+        choices=("grid", "ops", "csv", "json"),
+        default="grid",
+        help="grid: what computes; ops: every op with its values; csv: the order; json: everything (default: grid)",
+    )
     verb.set_defaults(command=commands.show)
 
 
 def _simulate(verbs: Verbs) -> None:
     example = "pdlab simulate 1f1b --pp 4 --microbatches 8 --costs F=1,B=2,comm=0.1 --json"
     verb = _verb(verbs, "simulate", "Predict the time, bubble, memory and bytes of a strategy.", example)
-    _add_plan(verb)
+    _add_plan(verb, ".csv or .json")
     _add_costs(verb, "F=1,B=2")
     _add_output(verb)
     verb.set_defaults(command=commands.simulate_strategy)
@@ -110,7 +115,7 @@ def _simulate(verbs: Verbs) -> None:
 def _run(verbs: Verbs) -> None:
     example = "pdlab run 1f1b --pp 4 --microbatches 8 --mode paced --trace out/1f1b.json"
     verb = _verb(verbs, "run", "Run a strategy for real and say how well it was predicted.", example)
-    _add_plan(verb)
+    _add_plan(verb, ".csv")
     _add_mode(verb, depth=3)
     _add_steps(verb)
     _add_output(verb)
@@ -124,7 +129,7 @@ def _train(verbs: Verbs) -> None:
     _add_mode(verb, depth=1)
     verb.add_argument("--batch", type=int, default=60, help="samples of a step (default: 60)")
     verb.add_argument("--epochs", type=int, default=3, help="passes over the training digits (default: 3)")
-    verb.add_argument("--optimizer", default="adam", help="sgd, momentum, adam (default: adam)")
+    verb.add_argument("--optimizer", choices=("sgd", "momentum", "adam"), default="adam", help="default: adam")
     verb.add_argument("--lr", type=float, help="learning rate (default: the optimizer's)")
     verb.add_argument("--seed", type=int, default=0, help="of weights and order of samples (default: 0)")
     verb.add_argument("--checkpoint", type=Path, metavar="FILE", help="keep the training in this .npz file")
@@ -153,9 +158,10 @@ def _picture(verbs: Verbs) -> None:
     verb.set_defaults(command=commands.picture)
 
 
-def _add_plan(verb: argparse.ArgumentParser) -> None:
+def _add_plan(verb: argparse.ArgumentParser, files: str = "") -> None:
     known = ", ".join(strategies.names())
-    verb.add_argument("strategy", metavar="STRATEGY", help=f"one of {known}; or a .csv or .json file that `show` wrote")
+    also = f"; or a {files} file that `show` wrote" if files else ""
+    verb.add_argument("strategy", metavar="STRATEGY", help=f"one of {known}{also}")
     for name, help_text in (
         ("pp", "pipeline ranks"),
         ("virtual", "virtual stages per pipeline rank"),

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -64,12 +64,18 @@ def _stay_on_loopback_if_told_so() -> None:
 
 def _drive(duties: Duties, job: Sequence[str]) -> int:
     function, arguments = (job[0], job[1:]) if ":" in job[0] else (COMMAND_LINE, job)
+    crew = None
     try:
-        with closing(_gather(duties)) as crew:
-            return int(locate(function)(Ranks.over(crew), list(arguments)) or 0)
+        crew = _gather(duties)
+        code = int(locate(function)(Ranks.over(crew), list(arguments)) or 0)
     except (PoolError, ValueError) as error:
         print(f"pdlab: error: {error}", file=sys.stderr)
-        return 1
+        code = 1
+    if crew is not None and code == 0:
+        crew.close()
+    elif crew is not None:
+        crew.end()  # so that the others fail too, and no torchrun waits for the one of rank 0
+    return code
 
 
 def _gather(duties: Duties) -> "Cluster":

@@ -33,10 +33,11 @@ def list_strategies(_: Namespace) -> None:
 
 
 def show(given: Namespace) -> None:
-    """The program as text: a grid to look at, CSV (one row per rank, its order) or JSON (everything)."""
+    """The program as text: a grid of what computes, all ops with their values, CSV (an order) or JSON (everything)."""
     program = _program(given, _nominal({}))
     printers: dict[str, Callable[[Program], str]] = {
         "grid": forms.grid,
+        "ops": forms.listing,
         "csv": forms.schedule_csv,
         "json": forms.to_json,
     }

@@ -4,9 +4,11 @@ import json
 import socket
 import traceback
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
+from io import StringIO
 from typing import Any
 
 import numpy as np
@@ -86,8 +88,10 @@ class Duties:
         return {"steps": steps, "taken": taken(store)}, newest(store)
 
     def _call(self, function: str, arguments: Message) -> Message:
+        printed = StringIO()
         try:
-            answer = locate(function)(**arguments)
+            with redirect_stdout(printed):
+                answer = locate(function)(**arguments)
         except Exception as error:
             raise RankError(f"rank {self.rank}, {function}: {blame(error)}") from error
         try:
@@ -97,7 +101,7 @@ class Duties:
                 f"rank {self.rank}: {function} returned a {type(answer).__name__} that JSON cannot hold ({error}); "
                 "return numbers, texts, lists and dicts"
             ) from None
-        return {"answer": answer}
+        return {"answer": answer, "printed": printed.getvalue()}
 
     def _is_idle(self, graph: Graph, job: Message) -> bool:
         """Whether the mesh leaves this rank out. Making the groups of a mesh is collective, so all ranks take part."""

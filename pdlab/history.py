@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @dataclass
 class History:
     """What happened: for each step the mean loss, its seconds and facts; for each epoch the accuracy on held-out
-    digits; and where the training stands."""
+    digits; where the training stands, and how many of the steps are not from a checkpoint."""
 
     program: Program
     steps_per_epoch: int
@@ -23,6 +23,7 @@ class History:
     facts: list[Facts] = field(default_factory=list)
     accuracies: list[float] = field(default_factory=list)
     end: Start | None = None
+    steps_now: int = 0
 
     @property
     def parameters(self) -> Parameters:
@@ -30,6 +31,7 @@ class History:
         return self.end.parameters if self.end else {}
 
     def add(self, more: Stretch) -> None:
+        self.steps_now += len(more.losses)
         self.losses += more.losses
         self.seconds += more.seconds
         self.facts += more.facts

@@ -184,14 +184,18 @@ class Ranks:
     def call(self, function: str, timeout: float | None = None, **arguments: object) -> list[Any]:
         """Run a function of your own on every rank: `ranks.call("my_file:hello", name="x")`.
 
-        It is imported there, finds torch.distributed set up for gloo, and returns what JSON can hold (numbers, texts,
-        lists, dicts). The answers come by rank. `timeout` (seconds) bounds it, by default the pool's.
+        It is imported there, is given `arguments` by name, finds torch.distributed set up for gloo, and returns what
+        JSON can hold (numbers, texts, lists, dicts). The answers come by rank, what it prints is printed here with the
+        rank before each line. `timeout` (seconds) bounds it, by default the pool's.
         """
         locate(function)
         job = {"do": "call", "function": function, "arguments": arguments}
         patience = self.timeout if timeout is None else timeout
         with self._work() as crew:
             found = self._do(crew, job, {}, patience, lambda _: f"in {function}", lambda: None)
+        for rank in range(self.size):
+            for line in found[rank][0]["printed"].splitlines():
+                print(f"rank {rank}: {line}")
         return [found[rank][0]["answer"] for rank in range(self.size)]
 
     def _program_job(

@@ -73,6 +73,8 @@ def train_one(program_of: Callable[[int], Program], given: Namespace) -> None:
             checkpoint=given.checkpoint,
             resume=given.resume,
         )
+    if resumed := len(history.losses) - history.steps_now:
+        print(f"{resumed} of {len(history.losses)} steps were in {given.checkpoint}")
     for epoch, accuracy in enumerate(history.accuracies):
         last = history.losses[epoch * history.steps_per_epoch : (epoch + 1) * history.steps_per_epoch]
         print(f"epoch {epoch + 1}: mean loss {sum(last) / len(last):.3f}, accuracy on held-out digits {accuracy:.1%}")

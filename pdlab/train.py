@@ -40,32 +40,44 @@ def train(
     """Train for `epochs` passes over the training digits; the last samples of one that fill no batch are left out.
 
     `pool` None runs in this process. `checkpoint` is a file that is written after every stretch of steps; `resume`
-    goes on from it, on whatever mesh. An interrupt loses at most one stretch.
+    goes on from it, on whatever mesh. An interrupt loses at most one stretch. ValueError for a checkpoint that is there
+    already, unless it is resumed.
     """
-    settings = settings or Settings()
-    per_epoch = data.num_train() // program.batch
+    settings, file = settings or Settings(), Path(checkpoint) if checkpoint is not None else None
     if epochs < 1 or stretch < 1:
         raise ValueError(f"{epochs} epochs, stretches of {stretch} steps; give at least 1 of each")
-    if not per_epoch:
-        raise ValueError(f"a batch of {program.batch} is more than the {data.num_train()} training digits; take less")
     if pace is not None and pool is None:
         raise ValueError("only processes can be paced; give a pool, or no costs")
-    if resume and checkpoint is None:
-        raise ValueError("there is nothing to resume from; name a checkpoint")
-    history = History(program, per_epoch)
-    if resume and checkpoint is not None:
-        history = load(Path(checkpoint), history, settings)
+    per_epoch = _steps_per_epoch(program.batch)
+    history = _begin(History(program, per_epoch), settings, file, resume)
     go = _fold(program, pool, settings, pace)
     with tqdm(total=epochs * per_epoch, initial=len(history.losses), unit="step", disable=not progress) as bar:
         for steps in _stretches(len(history.losses), epochs * per_epoch, per_epoch, stretch):
             history.add(go([_batch(settings.seed, step, per_epoch, program.batch) for step in steps], history.end))
             if steps[-1] % per_epoch == per_epoch - 1:
                 history.accuracies.append(accuracy(program, history.parameters))
-            if checkpoint is not None:
-                save(Path(checkpoint), history, settings)
+            if file is not None:
+                save(file, history, settings)
             bar.update(len(steps))
             bar.set_postfix_str(_look(history))
     return history
+
+
+def _steps_per_epoch(batch: int) -> int:
+    if batch > data.num_train():
+        raise ValueError(f"a batch of {batch} is more than the {data.num_train()} training digits; take less")
+    return data.num_train() // batch
+
+
+def _begin(fresh: History, settings: Settings, checkpoint: Path | None, resume: bool) -> History:
+    """A new history, or the one in the checkpoint; never one in the place of another."""
+    if resume and checkpoint is None:
+        raise ValueError("there is nothing to resume from; name a checkpoint")
+    if checkpoint is not None and resume:
+        return load(checkpoint, fresh, settings)
+    if checkpoint is not None and checkpoint.exists():
+        raise ValueError(f"{checkpoint} holds a training; resume it, name another file, or remove it first")
+    return fresh
 
 
 Fold = Callable[[Sequence[Batch], Start | None], Stretch]

@@ -83,6 +83,7 @@ def raises() -> list[nn.Module]:
 def rank_sum(factor: int = 1) -> dict[str, float]:
     """Called on every rank: the sum of the ranks, by a collective."""
     total = torch.tensor([float(dist.get_rank())])
+    print("summing")
     dist.all_reduce(total)
     return {"rank": dist.get_rank(), "sum": factor * total.item()}
 

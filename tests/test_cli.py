@@ -50,6 +50,15 @@ def test_simulate_gives_the_closed_form_and_every_key(capsys: pytest.CaptureFixt
     }
 
 
+def test_every_op_is_listed_with_its_values(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = said(capsys, "show", "zero3", "--dp", "2", "--microbatches", "1", "--format", "ops").splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == ["rank 0", "rank 1"]
+    gather = next(line.split() for line in lines if "ALL_GATHER" in line)
+    assert gather == ["0", "dp", "group", "ALL_GATHER", "layer0.w@0", "layer0.w@0", "->", "layer0.w@0/0"]
+    first = next(line for line in lines if "0.0F0" in line)
+    assert first.endswith("frees h0:0, layer0.w@0/0")
+
+
 def test_b_is_i_plus_w_where_it_is_not_given(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("simulate", "gpipe", "--pp", "2", "--microbatches", "3", "--json", "--costs")
     assert json.loads(said(capsys, *words, "F=1,I=2,W=3"))["makespan"] == (3 + 1) * 6

@@ -6,6 +6,7 @@ import sys
 from base64 import b64decode
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import nbformat
 import pytest
@@ -146,6 +147,11 @@ def test_a_static_picture_stays_for_those_without_a_kernel(explorer: ScheduleExp
     assert b64decode(bundle["image/png"]) == explorer.picture.value
     assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] == explorer.page.model_id
     assert "1f1b" in bundle["text/plain"]
+    with mock.patch("pdlab.widgets.explorer.display") as display:
+        explorer._ipython_display_()
+    live, static = (call.args[0] for call in display.call_args_list)
+    assert live.keys() == bundle.keys()
+    assert bundle["image/png"] in static.data
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,10 @@ from pdlab.simulate import simulate
 pytestmark = pytest.mark.processes
 
 
-def test_a_function_runs_on_every_rank() -> None:
+def test_a_function_runs_on_every_rank(capsys: pytest.CaptureFixture[str]) -> None:
     with pdlab.Ranks(2) as ranks:
         assert ranks.call("own_models:rank_sum", factor=3) == [{"rank": r, "sum": 3.0} for r in (0, 1)]
+        assert capsys.readouterr().out == "rank 0: summing\nrank 1: summing\n"
         watched: list[float] = []
         ranks.run(PROGRAM, digits_batch(8), pace=SLOW, watch=watched.append)
         assert len(watched) > 3 and watched == sorted(watched) and watched[-1] == 1.0

@@ -168,6 +168,8 @@ def test_checkpoints_that_are_none(tmp_path: Path) -> None:
         train(program, checkpoint=file, resume=True, progress=False)
     file.unlink()
     train(program, checkpoint=file, progress=False)
+    with pytest.raises(ValueError, match=r"holds a training; resume it"):
+        train(program, checkpoint=file, progress=False)
     with pytest.raises(ValueError, match=r"has settings .*this training"):
         train(program, checkpoint=file, resume=True, settings=Settings(seed=5), progress=False)
 

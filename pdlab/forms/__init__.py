@@ -5,6 +5,7 @@ from pdlab.forms.encode import to_json
 from pdlab.forms.fault import FormError
 from pdlab.forms.files import read_text
 from pdlab.forms.grid import grid
+from pdlab.forms.listing import listing
 from pdlab.forms.table import parse_csv, schedule_csv
 
-__all__ = ["FormError", "from_json", "grid", "parse_csv", "read_text", "schedule_csv", "to_json"]
+__all__ = ["FormError", "from_json", "grid", "listing", "parse_csv", "read_text", "schedule_csv", "to_json"]

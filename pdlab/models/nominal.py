@@ -23,7 +23,8 @@ def nominal(num_layers: int, M_B: float = 1.0, M_W: float = 1.0, unit: int = MEG
 
 
 def _hidden(i: int, unit: int) -> Tensor:
-    return Tensor(f"h{i}", (unit,), 1, grad=REPLICATED if i else None)
+    """What layer i is given; the first is given tokens, which weigh nothing beside activations."""
+    return Tensor(f"h{i}", (unit if i else 1,), 1, grad=REPLICATED if i else None)
 
 
 def _layer(i: int, num_layers: int, kept: tuple[Kept, Kept], unit: int, tp: int) -> tuple[Item, ...]:

@@ -233,7 +233,7 @@ class Model:
         if num_stages > len(self.layers):
             raise ValueError(
                 f"{num_stages} stages are more than the {len(self.layers)} layers of model {self.name}; "
-                f"use at most {len(self.layers)} stages or a deeper model (--depth)"
+                f"use at most {len(self.layers)} stages or a model of more layers"
             )
         each, extra = divmod(len(self.layers), num_stages)
         ends = [each * (s + 1) + min(s + 1, extra) for s in range(num_stages)]

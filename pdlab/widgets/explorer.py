@@ -11,11 +11,12 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
+from IPython.display import HTML, display
 
 from pdlab import plots
 from pdlab.collector import paused
 from pdlab.widgets.controls import board, controls, put, read
-from pdlab.widgets.picture import frame, png
+from pdlab.widgets.picture import for_readers, frame, png
 from pdlab.widgets.redraw import Redraw
 from pdlab.widgets.runpanel import RunPanel
 from pdlab.widgets.scenario import Scenario, summary
@@ -114,8 +115,17 @@ class ScheduleExplorer:
             self.python.value = f'<pre style="line-height: 1.3">{escape(scenario.python())}</pre>'
             self.trouble.clear()
 
+    def _ipython_display_(self) -> None:
+        """The live explorer, and below it, for those who read the saved notebook without a kernel, the picture of now.
+
+        Viewers that know widgets prefer them to a picture of the same output, even where they cannot show them: so the
+        picture is an output of its own.
+        """
+        display(self._repr_mimebundle_(), raw=True)
+        display(HTML(for_readers(self.picture.value)))
+
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        """The live explorer, and the picture of now for those who read the notebook without a kernel."""
+        """The live explorer, and its picture for viewers that do not know widgets."""
         bundle: dict[str, Any] = self.page._repr_mimebundle_(**kwargs)
         text = f"ScheduleExplorer: {self.scenario}"
         return bundle | {"text/plain": text, "image/png": b64encode(self.picture.value).decode()}

@@ -1,6 +1,7 @@
 """From a figure to the picture that a page shows, and stays in a notebook for those who read it without a kernel."""
 
 import io
+from base64 import b64encode
 
 import ipywidgets
 from matplotlib.figure import Figure
@@ -17,6 +18,20 @@ def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, pil_kwargs={"compress_level": FAST_COMPRESSION})
     return buffer.getvalue()
+
+
+STATIC = """\
+<div class="pdlab-static">
+<style>
+.jp-OutputArea-child:has(.jupyter-widgets.lm-Widget) ~ .jp-OutputArea-child:has(.pdlab-static) { display: none }
+</style>
+<img src="data:image/png;base64,%s" alt="the picture when the cell was run" style="width: 100%%; max-width: 1200px">
+</div>"""
+
+
+def for_readers(picture: bytes) -> str:
+    """HTML of a picture that hides where the live widget before it is there."""
+    return STATIC % b64encode(picture).decode()
 
 
 def frame() -> ipywidgets.Image:

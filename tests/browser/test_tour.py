@@ -57,6 +57,7 @@ def test_the_tour_on_the_page(lab: Lab, page: Page, complaints: list[str], capsy
     tour = Tour(page, lab.url("00_tour.ipynb"))
     tour.run_all()
     expect(tour.picture).to_be_visible()
+    expect(page.locator(".pdlab-static").first).to_be_hidden()  # it is for pages without a kernel
 
     taken = tour.latencies_ms("F: forward", CHANGES)
     with capsys.disabled():
