@@ -46,10 +46,20 @@ def load(path: Path, history: History, settings: Settings) -> History:
         if about.get(what) != value:
             there, here = _difference(about.get(what), value)
             raise ValueError(f"{path} has {what} {there}, this training {here}; resume with the same")
+    try:
+        return _continued(history, about, arrays)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}); train anew without resuming") from None
+
+
+def _continued(history: History, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> History:
     facts = [{(rank, value): tuple(held) for rank, value, held in step} for step in about["facts"]]
-    end = Start.of({name: torch.from_numpy(array) for name, array in arrays.items()}, about["steps"])
-    kept = {key: about[key] for key in ("losses", "seconds", "accuracies")}
-    return replace(history, **kept, facts=facts, end=end)
+    end = Start.of({name: torch.from_numpy(array) for name, array in arrays.items()}, int(about["steps"]))
+    shapes = {name: list(t.shape) for name, t in end.parameters.items()} if end else {}
+    if shapes != about["weights"]:
+        raise ValueError("its arrays are not those of its weights")
+    losses, seconds, accuracies = ([float(x) for x in about[key]] for key in ("losses", "seconds", "accuracies"))
+    return replace(history, losses=losses, seconds=seconds, accuracies=accuracies, facts=facts, end=end)
 
 
 def _same(history: History, settings: Settings) -> dict[str, Any]:

@@ -55,9 +55,14 @@ class Crew:
         """End every process at once; safe from another thread while a reply is awaited."""
         raise NotImplementedError
 
-    def send(self, rank: int, message: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def send(self, rank: int, message: Mapping[str, Any], tensors: Mapping[str, Tensor], patience: float) -> None:
+        channel = self.channels[rank]
         try:
-            wire.send(self.channels[rank], message, tensors)
+            channel.settimeout(patience)
+            wire.send(channel, message, tensors)
+            channel.settimeout(None)
+        except TimeoutError:
+            raise PoolError(f"rank {rank} took no job for {patience:g} s: its process is stopped or stuck") from None
         except OSError:
             raise PoolError(f"rank {rank} is gone: its process ended between two runs") from None
 

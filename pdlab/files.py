@@ -25,6 +25,8 @@ def write_whole(path: Path, text: str) -> Path:
 
 def write_whole_bytes(path: Path, content: bytes) -> Path:
     """Write beside the file, then put it in its place: there is always a complete one. ValueError if that fails."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"cannot write {path}, which is no ordinary file; name another one")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Iterable
+from contextlib import redirect_stdout
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -43,20 +44,25 @@ def search_also(folders: Iterable[str]) -> None:
 def _module(name: str, path: str) -> ModuleType:
     importlib.invalidate_caches()
     try:
-        module = importlib.import_module(name)
-        now = _stamp(module)
-        if vars(module).setdefault(STAMP, now) != now:
-            module = importlib.reload(module)
-            vars(module)[STAMP] = now
-        return module
+        with redirect_stdout(sys.stderr):  # what it prints is not what our caller prints
+            return _fresh(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise ValueError(
                 f"{path}: there is no module {error.name!r} here; run where its file lies, or install its package"
             ) from None
         raise ValueError(f"{path}: {blame(error, name)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{path}: {blame(error, name)}") from error
+
+
+def _fresh(name: str) -> ModuleType:
+    module = importlib.import_module(name)
+    now = _stamp(module)
+    if vars(module).setdefault(STAMP, now) != now:
+        module = importlib.reload(module)
+        vars(module)[STAMP] = now
+    return module
 
 
 def _stamp(module: ModuleType) -> int:

@@ -51,7 +51,7 @@ class Ranks:
     ) -> None:
         if size < 1:
             raise ValueError(f"a pool of {size} ranks; give at least 1")
-        if timeout <= 0 or start_timeout <= 0:
+        if not (timeout > 0 and start_timeout > 0):
             raise ValueError(f"timeout {timeout:g} s, start_timeout {start_timeout:g} s; give more than 0")
         self.size = size
         self.timeout = timeout
@@ -247,7 +247,7 @@ class Ranks:
         """Send a job to every rank and wait for all replies."""
         job["paths"] = replies.paths()
         for rank in range(self.size):
-            crew.send(rank, job, tensors)
+            crew.send(rank, job, tensors, self.timeout)
         return crew.collect(patience, where, look)
 
     def _check(self, programs: Sequence[Program], pace: Costs | None, steps: int) -> None:

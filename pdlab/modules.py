@@ -24,7 +24,7 @@ def listed(path: str) -> list[nn.Module]:
     found = locate(path)
     try:
         modules = found() if callable(found) and not isinstance(found, nn.Module) else found
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{path}: {blame(error)}") from error
     if not isinstance(modules, list | tuple | nn.Sequential) or not len(modules):
         raise ValueError(f"{path} is a {type(modules).__name__}; give a list of torch.nn.Module, or a function of it")

@@ -136,6 +136,8 @@ def named(name: str, lr: float | None = None) -> Optimizer:
     """A rule by its name, with its own learning rate unless another is given; ValueError lists the names."""
     if name not in RULES:
         raise ValueError(f"unknown optimizer {name!r}; choose one of {', '.join(RULES)}")
+    if lr is not None and not 0 < lr < float("inf"):
+        raise ValueError(f"a learning rate of {lr:g}; give a number above 0")
     rule: Optimizer = RULES[name]() if lr is None else RULES[name](lr=lr)
     return rule
 

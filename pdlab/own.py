@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.parameter import UninitializedParameter
 from torch.utils.flop_counter import FlopCounterMode
 
 from pdlab import segments
@@ -40,6 +41,8 @@ def model(path: str, *, itemsize: int = 4, stamp: int | None = None) -> Model:
     now = _stamp(path) if stamp is None else stamp
     modules = listed(path)
     _check_separate(path, modules)
+    if not any(True for module in modules for _ in module.parameters()):
+        raise ValueError(f"{_place(path)}: the modules have no parameters, so there is nothing to train")
     feeds = (_feed(modules[0], itemsize), Spec("target", (), 8, grad=None, feed=Feed.LABELS))
     layers, x = [], feeds[0]
     for i, module in enumerate(modules):
@@ -104,8 +107,13 @@ class _Trial:
 
     def segment(self) -> Segment:
         """The module's specification."""
+        self._check_parameters()
         draft = self._draft(self._output())
-        few, more = (try_out(draft, rows) for rows in TRIED)
+        try:
+            few, more = (try_out(draft, rows) for rows in TRIED)
+        except Exception as error:
+            remedy = "a layer works out of place and lets gradients through"
+            raise ValueError(f"{self.who} has no backward here: {blame(error)}; {remedy}") from None
         return replace(
             draft,
             keeps=tuple(t.name for t in draft.inputs if t.name in few.kept_inputs),
@@ -128,12 +136,21 @@ class _Trial:
             code=self.path,
         )
 
+    def _check_parameters(self) -> None:
+        for name, p in self.module.named_parameters():
+            if isinstance(p, UninitializedParameter) or p.is_meta or not p.numel() or not p.is_floating_point():
+                raise ValueError(f"{self.who}: parameter {name!r} is no array of real numbers; give it values")
+            if not p.requires_grad:
+                raise ValueError(f"{self.who}: parameter {name!r} is frozen, which cannot be had here; let it train")
+
     def _output(self) -> Spec:
         """What the module gives, after a look at how it behaves."""
         few, again, more = (self._run(rows) for rows in (TRIED[0], *TRIED))
+        if not all(bool(torch.isfinite(y).all()) for y in (few, again, more)):
+            raise ValueError(f"{self.who} answers ordinary input with numbers that are not finite")
         if not torch.equal(few, again):
             raise ValueError(f"{self.who} answers differently to the same input; take out dropout (p = 0)")
-        if len(few) != TRIED[0] or len(more) != TRIED[1] or few.shape[1:] != more.shape[1:]:
+        if not few.dim() or len(few) != TRIED[0] or len(more) != TRIED[1] or few.shape[1:] != more.shape[1:]:
             raise ValueError(f"{self.who} makes {list(more.shape)} of {TRIED[1]} samples; keep the samples first")
         if self.target is not None:
             if more.shape[1:] != (CLASSES,):
@@ -148,7 +165,7 @@ class _Trial:
         try:
             with torch.no_grad():
                 y = module(sample(self.x, rows))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             came = f"what entry {self.index - 1} gives" if self.index else "the pixels"
             raise ValueError(f"{self.who} does not take {came}, [n, {_list(self.x.shape)}]: {blame(error)}") from None
         if not isinstance(y, Tensor):
@@ -198,6 +215,8 @@ def try_out(segment: Segment, rows: int) -> Seen:
     tape.bind({**inputs, **weights})
     with FlopCounterMode(display=False) as backward_input:
         tape.backward([torch.ones_like(y)], postpone=True)
+    if (weights and not y.requires_grad) or not graded <= set(tape.gradients):
+        raise ValueError("no gradient comes out of it")
     kept.update(d.x.role for d in tape.deferred if isinstance(d.x, View))
     pending = tape.num_bytes() - sum(_size(tape.gradients.get(role)) for role in graded)
     with FlopCounterMode(display=False) as backward_weight:

@@ -23,6 +23,8 @@ from pdlab import wire
 from pdlab.crew import PATIENCE_S, Crew
 from pdlab.errors import PoolError
 
+LONGEST_SOCKET_NAME = 100
+
 Started = Callable[[int], None]
 """Told how many ranks are up while a pool starts; may raise to give up."""
 
@@ -34,7 +36,7 @@ class Pool(Crew):
         super().__init__()
         self.size = size
         self.machine = f"{os.cpu_count()} cores"
-        self.folder: Path = Path(tempfile.mkdtemp(prefix="pdlab-"))
+        self.folder: Path = _make_folder()
         self._told = told
         self._workers: list[psutil.Process] = []
         self._agent: subprocess.Popen[bytes] | None = None
@@ -116,6 +118,15 @@ class Pool(Crew):
         """Before the processes end, since they remove the files if this process is killed in between; and once more
         after them, since they may make some."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _make_folder() -> Path:
+    """A private folder, where its name leaves room for that of a socket in it."""
+    folder = Path(tempfile.mkdtemp(prefix="pdlab-"))
+    if len(bytes(folder / "control")) <= LONGEST_SOCKET_NAME:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix="pdlab-", dir="/tmp"))
 
 
 def _end_group(agent: subprocess.Popen[bytes]) -> None:

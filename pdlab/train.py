@@ -6,6 +6,7 @@ Since initial weights, samples and their order follow from the seed alone, two s
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from math import isnan
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -44,6 +45,8 @@ def train(
     already, unless it is resumed.
     """
     settings, file = settings or Settings(), Path(checkpoint) if checkpoint is not None else None
+    if settings.seed < 0:
+        raise ValueError(f"seed {settings.seed}; give a whole number of at least 0")
     if epochs < 1 or stretch < 1:
         raise ValueError(f"{epochs} epochs, stretches of {stretch} steps; give at least 1 of each")
     if pace is not None and pool is None:
@@ -54,6 +57,7 @@ def train(
     with tqdm(total=epochs * per_epoch, initial=len(history.losses), unit="step", disable=not progress) as bar:
         for steps in _stretches(len(history.losses), epochs * per_epoch, per_epoch, stretch):
             history.add(go([_batch(settings.seed, step, per_epoch, program.batch) for step in steps], history.end))
+            _check_finite(history)
             if steps[-1] % per_epoch == per_epoch - 1:
                 history.accuracies.append(accuracy(program, history.parameters))
             if file is not None:
@@ -78,6 +82,12 @@ def _begin(fresh: History, settings: Settings, checkpoint: Path | None, resume: 
     if checkpoint is not None and checkpoint.exists():
         raise ValueError(f"{checkpoint} holds a training; resume it, name another file, or remove it first")
     return fresh
+
+
+def _check_finite(history: History) -> None:
+    step = next((i for i, loss in enumerate(history.losses) if isnan(loss)), None)
+    if step is not None:
+        raise ValueError(f"the loss is not a number from step {step} on; start anew with a smaller learning rate")
 
 
 Fold = Callable[[Sequence[Batch], Start | None], Stretch]

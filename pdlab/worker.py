@@ -10,15 +10,18 @@ It leaves no trace behind: when the other end of the connection closes, for what
 """
 
 import argparse
+import ctypes
 import os
 import shutil
 import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -26,6 +29,7 @@ from pdlab import wire
 from pdlab.duties import Duties, serve
 
 TRIES = 5
+PR_SET_PDEATHSIG = 1
 
 SWITCH_S = 0.001
 """How soon a stream's thread may interrupt another one's Python code."""
@@ -45,7 +49,6 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_S)
     if arguments.control:
         _serve_pool(arguments.control, arguments.store, rank, size)
-        os._exit(0)
     from pdlab import cluster
 
     sys.exit(cluster.join(rank, size, arguments.job))
@@ -53,31 +56,51 @@ def main() -> None:
 
 def _serve_pool(control: str, store: str, rank: int, size: int) -> None:
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    folder, launcher = Path(control).parent, os.getppid()
+    folder = Path(control).parent
+    _die_with_launcher()
     try:
         channel.connect(control)
-    except OSError:
-        _leave_nothing(folder, launcher)
-    wire.when_closed(channel, lambda: _leave_nothing(folder, launcher))
-    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
-    try:
+        wire.when_closed(channel, lambda: _leave_nothing(folder))
+        dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
         wire.send(channel, {"rank": rank, "pid": os.getpid()})
         serve(channel, Duties(rank, size))
-    except OSError:
-        _leave_nothing(folder, launcher)
+    except OSError:  # the pool is gone
+        pass
+    _leave_nothing(folder)
 
 
-def _leave_nothing(folder: Path, launcher: int) -> NoReturn:
-    """End without a trace of the pool: neither the launcher, which would make its files anew, nor its folder, nor this
-    process."""
-    if os.getppid() == launcher:
-        os.kill(launcher, signal.SIGKILL)
+def _die_with_launcher() -> None:
+    """Let the kernel end this process when its launcher ends, even if it is stopped or busy (Linux, prctl(2))."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _leave_nothing(folder: Path) -> NoReturn:
+    """End without a trace of the pool: its folder, the launcher, and with it all ranks.
+
+    The launcher is stopped first, for it would make files anew, and ended last, for this process ends with it.
+    """
+    launcher = _launcher(folder)
+    if launcher:
+        with suppress(psutil.Error):
+            launcher.suspend()
     for _ in range(TRIES):  # other ranks do the same at the same time
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             break
         time.sleep(0.05)
-    os._exit(1)
+    if launcher:
+        with suppress(psutil.Error):
+            launcher.kill()
+    os._exit(0)
+
+
+def _launcher(folder: Path) -> psutil.Process | None:
+    """The parent, if it is still the one that was started for this folder."""
+    with suppress(psutil.Error):
+        parent = psutil.Process(os.getppid())
+        if any(str(folder) in word for word in parent.cmdline()):
+            return parent
+    return None
 
 
 if __name__ == "__main__":

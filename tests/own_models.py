@@ -72,6 +72,31 @@ def shares() -> list[nn.Module]:
     return [nn.Linear(64, 16), one, one, nn.Linear(16, 10)]
 
 
+class Cuts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.detach()
+
+
+def lets_no_gradient_through() -> list[nn.Module]:
+    return [nn.Linear(64, 16), Cuts(), nn.Linear(16, 10)]
+
+
+def works_in_place() -> list[nn.Module]:
+    return [nn.Linear(64, 16), nn.ReLU(inplace=True), nn.Linear(16, 10)]
+
+
+def frozen() -> list[nn.Module]:
+    return [nn.Linear(64, 16).requires_grad_(False), nn.Linear(16, 10)]
+
+
+def nothing_to_train() -> list[nn.Module]:
+    return [nn.AvgPool1d(6, 6)]
+
+
+def lazy() -> list[nn.Module]:
+    return [nn.LazyLinear(10)]
+
+
 def no_modules() -> list[Any]:
     return [nn.Linear(64, 10), "softmax"]
 

@@ -62,6 +62,11 @@ def test_what_is_seen_of_a_module_is_what_the_lab_says_of_the_same_segment() -> 
         ("drops", r"entry 1 \(Dropout\) answers differently.*p = 0"),
         ("keeps_statistics", r"buffer 'running_mean'.*track_running_stats=False"),
         ("ends_early", r"end with \[n, 10\] logits"),
+        ("lets_no_gradient_through", r"entry 1 \(Cuts\) has no backward here: .*no gradient comes out"),
+        ("works_in_place", r"entry 1 \(ReLU\) has no backward here: .*out of place"),
+        ("frozen", r"entry 0 \(Linear\): parameter 'weight' is frozen"),
+        ("nothing_to_train", "the modules have no parameters"),
+        ("lazy", r"parameter 'weight' is no array of real numbers"),
         ("shares", r"entries 1 and 2 share the parameter 'weight'"),
     ],
 )

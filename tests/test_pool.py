@@ -111,19 +111,27 @@ def test_an_interrupt_ends_the_run_and_the_processes() -> None:
 
 PARENT = """
 import sys, time
+sys.path.insert(0, {tests!r})
+from test_pool import PROGRAM, SLOW
+from pdlab.compare import digits_batch
 from pdlab.launch import Ranks
 ranks = Ranks(2).__enter__()
 print(ranks._crew.folder, ranks._crew._agent.pid, *(p.pid for p in ranks._crew._workers), flush=True)
-time.sleep(60)
+ranks.run(PROGRAM, digits_batch(8), pace=SLOW, steps=20)
 """
 
 
-def test_a_killed_parent_leaves_nothing() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+@pytest.mark.parametrize("stopped", [False, True], ids=["", "while a rank is stopped"])
+def test_a_killed_parent_leaves_nothing(stopped: bool) -> None:
+    code = PARENT.format(tests=str(Path(__file__).parent))
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     with parent.stdout:
         folder, *pids = parent.stdout.readline().split()
     processes = [psutil.Process(int(pid)) for pid in pids]
+    time.sleep(0.5)
+    if stopped:
+        processes[-1].suspend()
     parent.kill()
     parent.wait()
     assert gone(processes)

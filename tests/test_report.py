@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.figure import Figure
 
-from pdlab.files import make_folder
+from pdlab.files import make_folder, write_whole
 from pdlab.report import COLUMNS, PUBLISHED, SummaryRow, write_report, write_summary
 
 ROW: SummaryRow = {
@@ -195,6 +195,14 @@ def test_a_failure_leaves_the_earlier_files(tmp_path: Path, figure: Figure, monk
     with pytest.raises(OSError, match="No space"):
         write_report(tmp_path, [SINGLE], [("single", figure)], "")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.csv"
+    os.mkfifo(pipe)
+    with pytest.raises(ValueError, match=r"pipe\.csv, which is no ordinary file"):
+        write_whole(pipe, "text")
+    assert pipe.is_fifo()
 
 
 def test_a_folder_that_cannot_be_written_is_known_beforehand(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """Training equals torch's optimizers step by step, whatever the strategy, and goes on from where it was."""
 
+import json
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from test_pool import workers
@@ -172,6 +174,37 @@ def test_checkpoints_that_are_none(tmp_path: Path) -> None:
         train(program, checkpoint=file, progress=False)
     with pytest.raises(ValueError, match=r"has settings .*this training"):
         train(program, checkpoint=file, resume=True, settings=Settings(seed=5), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda about, arrays: about.pop("steps"), "KeyError: 'steps'"),
+        (lambda about, arrays: arrays.pop("parameter fc0.bias"), "not those of its weights"),
+        (lambda about, arrays: about.update(losses="many"), "could not convert"),
+    ],
+)
+def test_a_damaged_checkpoint_is_one_sentence(change: Callable, said: str, tmp_path: Path) -> None:
+    program, file = program_of("single", 1, Sgd()), tmp_path / "run.npz"
+    train(program, checkpoint=file, progress=False)
+    with np.load(file) as found:
+        arrays = dict(found)
+    about = json.loads(str(arrays.pop("about")))
+    change(about, arrays)
+    np.savez(file, about=np.array(json.dumps(about)), **arrays)
+    with pytest.raises(ValueError, match=rf"run\.npz is damaged .*{said}"):
+        train(program, checkpoint=file, resume=True, progress=False)
+
+
+def test_a_loss_that_is_no_number_ends_the_training() -> None:
+    with pytest.raises(ValueError, match=r"not a number from step \d on; .*smaller learning rate"):
+        train(program_of("single", 1, Sgd()), settings=Settings(Sgd(1e200)), progress=False)
+
+
+@pytest.mark.parametrize("lr", [float("nan"), 0.0, -1.0, float("inf")])
+def test_learning_rates_that_make_no_sense(lr: float) -> None:
+    with pytest.raises(ValueError, match="give a number above 0"):
+        optimizers.named("sgd", lr)
 
 
 def test_an_optimizer_is_named() -> None:
