@@ -1,13 +1,14 @@
 """Costs from a measurement: how long this machine takes for each kind of op, to predict what it was not measured on.
 
 An op takes from the moment at which the dependency rule allowed it (on its last member) until it has ended: what the
-interpreter needs between two ops is part of it. A compute op costs the median of its kind, stage and segment, a
-communication alpha + S beta, fitted by least squares over the sizes S that were seen.
+interpreter needs between two ops is part of it. A compute op costs the mean of its kind, stage and segment, for a step
+is a sum of ops, and a median would leave out their long tail. A communication costs alpha + S beta, fitted by least
+squares over the sizes S that were seen.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean
 
 from pdlab.costs import Link, moved_bytes
 from pdlab.depend import build
@@ -75,8 +76,8 @@ def calibrate(traces: Sequence[Trace]) -> Calibrated:
     messages: dict[WireKey, list[tuple[int, float]]] = {}
     for trace in traces:
         _sort(trace, compute, messages)
-    middles = {key: median(seconds) for key, seconds in compute.items()}
-    return Calibrated(middles, {key: fit(points) for key, points in messages.items()}, len(traces))
+    means = {key: fmean(seconds) for key, seconds in compute.items()}
+    return Calibrated(means, {key: fit(points) for key, points in messages.items()}, len(traces))
 
 
 def _sort(
@@ -100,11 +101,11 @@ def _wire(op: Op) -> WireKey:
 
 
 def fit(points: Sequence[tuple[int, float]]) -> Line:
-    """Least squares over the median of each size, with neither alpha nor beta below 0."""
+    """Least squares over the mean of each size, with neither alpha nor beta below 0."""
     by_size: dict[int, list[float]] = {}
     for size, seconds in points:
         by_size.setdefault(size, []).append(seconds)
-    sizes, times = list(by_size), [median(seconds) for seconds in by_size.values()]
+    sizes, times = list(by_size), [fmean(seconds) for seconds in by_size.values()]
     mean_size, mean_time = sum(sizes) / len(sizes), sum(times) / len(times)
     spread = sum((size - mean_size) ** 2 for size in sizes)
     together = sum((size - mean_size) * (time - mean_time) for size, time in zip(sizes, times, strict=True))
