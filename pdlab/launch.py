@@ -111,8 +111,10 @@ class Ranks:
             crew, self._crew = self._crew, None
             if crew is not None:
                 crew.end()
-            if self._cancelled.is_set() and isinstance(error, PoolError):
-                raise Cancelled("the run was cancelled") from None
+            if isinstance(error, PoolError):
+                if self._cancelled.is_set():
+                    raise Cancelled("the run was cancelled") from None
+                error.add_note("The ranks have ended" + ("; the next run starts new ones." if self._restarts else "."))
             raise
         finally:
             self._working.clear()

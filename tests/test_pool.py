@@ -55,6 +55,7 @@ def broken_by(ranks: Ranks, harm: Callable[[], None], after: float = 0.5) -> tup
     thread.start()
     with pytest.raises(PoolError) as raised:
         ranks.run(PROGRAM, digits_batch(8), pace=SLOW, steps=4)
+    assert raised.value.__notes__ == ["The ranks have ended; the next run starts new ones."]
     thread.join()
     return str(raised.value), time.monotonic() - moment[0]
 

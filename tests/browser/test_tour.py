@@ -74,6 +74,9 @@ def test_the_tour_on_the_page(lab: Lab, page: Page, complaints: list[str], capsy
     run_for_real(tour)
     assert lab.processes("pdlab.worker"), "warm processes, which closing has to end"
 
+    tour.drag_to_end("microbatches m")
+    tour.says("microbatches=16", SOON_MS)
+    tour.shoot("dragged", tour.page.locator(".widget-dropdown").first)
     assert not complaints
     page.close()
     assert not lab.close()

@@ -68,6 +68,7 @@ class Tour:
 
     def drag_to_end(self, slider: str) -> None:
         """With the mouse, in many small moves."""
+        self.handle(slider).scroll_into_view_if_needed()
         grip = self.handle(slider).bounding_box()
         track = self.page.locator(".widget-slider", has_text=slider).locator(".noUi-target").bounding_box()
         assert grip and track
