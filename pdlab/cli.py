@@ -24,7 +24,11 @@ def drive(ranks: "Ranks", arguments: Sequence[str]) -> int:
 
 def main(arguments: Sequence[str] | None = None, crew: "Ranks | None" = None) -> int:
     """Run one command; returns the exit code."""
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.command is None:
+        parser.print_help()
+        return 2
     given.crew = crew
     try:
         for name in (signal.SIGTERM, signal.SIGHUP):
@@ -61,7 +65,8 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="pdlab", description="Predict, run and compare strategies of distributed training.")
     parser.add_argument("--version", action="version", version="pdlab 0.1.0")
-    verbs = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    verbs = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
+    parser.set_defaults(command=None)
     _list(verbs)
     _show(verbs)
     _simulate(verbs)

@@ -21,12 +21,17 @@ def test_list_has_a_line_for_each_strategy_with_its_name_first(capsys: pytest.Ca
     assert tuple(line.split()[0] for line in said(capsys, "list").splitlines()) == LISTED
 
 
-@pytest.mark.parametrize("verb", ["list", "show", "simulate", "run", "compare", "picture"])
+@pytest.mark.parametrize("verb", ["list", "show", "simulate", "run", "train", "compare", "picture"])
 def test_every_subcommand_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([verb, "--help"])
     assert ended.value.code == 0
     assert f"example: pdlab {verb}" in capsys.readouterr().out
+
+
+def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "Predict and run several strategies" in capsys.readouterr().out
 
 
 def test_simulate_gives_the_closed_form_and_every_key(capsys: pytest.CaptureFixture[str]) -> None:
