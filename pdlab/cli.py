@@ -173,8 +173,8 @@ def _add_plan(verb: argparse.ArgumentParser, files: str = "") -> None:
         ("dp", "data-parallel ranks"),
         ("tp", "tensor-parallel ranks"),
     ):
-        verb.add_argument(f"--{name}", type=int, default=1, help=f"{help_text} (default: 1)")
-    verb.add_argument("--microbatches", type=int, default=8, help="microbatches of each data shard (default: 8)")
+        verb.add_argument(f"--{name}", type=int, default=None if name == "pp" else 1, help=f"{help_text} (default: 1)")
+    verb.add_argument("--microbatches", type=int, help="microbatches of each data shard (default: 8)")
 
 
 def _add_costs(verb: argparse.ArgumentParser, default: str) -> None:

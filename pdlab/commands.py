@@ -120,7 +120,9 @@ def _nominal(units: dict[str, float]) -> ModelOf:
 def _plan(given: Namespace) -> Plan:
     if given.virtual != 1:
         raise ValueError(f"--virtual {given.virtual}: these schedules have one stage per rank; leave it at 1")
-    return Plan(pp=given.pp, dp=given.dp, tp=given.tp, microbatches=given.microbatches)
+    pp = 1 if given.pp is None else given.pp
+    microbatches = 8 if given.microbatches is None else given.microbatches
+    return Plan(pp=pp, dp=given.dp, tp=given.tp, microbatches=microbatches)
 
 
 def _program(given: Namespace, model_of: ModelOf, batch: BatchOf | None = None) -> Program:
@@ -159,6 +161,9 @@ def _placed(rows: list[list[Op]], given: Namespace) -> tuple[Plan, list[list[Op]
         raise ValueError(f"{len(rows)} rows for --dp {given.dp} and --tp {given.tp}; give a row for each of the ranks")
     microbatches = 1 + max(op.microbatch for ops in rows for op in ops)
     plan = Plan(pp=len(rows) // replicas, dp=given.dp, tp=given.tp, microbatches=max(1, microbatches))
+    for name in ("pp", "microbatches"):
+        if getattr(given, name) not in (None, getattr(plan, name)):
+            raise ValueError(f"--{name} {getattr(given, name)} for a table of {getattr(plan, name)}; leave it out")
     schedule: list[list[Op]] = [[] for _ in range(plan.pp)]
     for rank, ops in enumerate(rows):
         stage = plan.mesh.coordinates[rank][Axis.PP]

@@ -29,6 +29,24 @@ def test_every_subcommand_has_help_with_an_example(verb: str, capsys: pytest.Cap
     assert f"example: pdlab {verb}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--microbatches", "7"), "--microbatches 7 for a table of 2; leave it out"),
+        (("--pp", "3"), "--pp 3 for a table of 2; leave it out"),
+        (("--dp", "4"), "2 rows for --dp 4"),
+    ],
+)
+def test_options_that_a_table_contradicts(
+    words: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text("0F0,0F1,0B0,0B1,0STEP\n1F0,1B0,1F1,1B1,1STEP\n")
+    assert main(["simulate", str(file), *words]) == 2
+    assert said in capsys.readouterr().err
+    assert main(["simulate", str(file), "--pp", "2", "--microbatches", "2"]) == 0
+
+
 def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "Predict and run several strategies" in capsys.readouterr().out
