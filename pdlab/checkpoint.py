@@ -16,6 +16,7 @@ from pdlab.execute.settings import Settings
 from pdlab.files import write_whole_bytes
 from pdlab.history import History
 from pdlab.mesh import Axis
+from pdlab.program import facts_as_list, facts_of_list
 from pdlab.state import Start, full_names
 
 VERSION = 1
@@ -30,7 +31,7 @@ def save(path: Path, history: History, settings: Settings) -> Path:
         "steps": history.end.steps,
         "losses": history.losses,
         "seconds": history.seconds,
-        "facts": [[[rank, value, list(held)] for (rank, value), held in step.items()] for step in history.facts],
+        "facts": [facts_as_list(step) for step in history.facts],
         "accuracies": history.accuracies,
     }
     arrays = {name: t.numpy() for name, t in history.end.tensors().items()}
@@ -53,7 +54,7 @@ def load(path: Path, history: History, settings: Settings) -> History:
 
 
 def _continued(history: History, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> History:
-    facts = [{(rank, value): tuple(held) for rank, value, held in step} for step in about["facts"]]
+    facts = [facts_of_list(step) for step in about["facts"]]
     end = Start.of({name: torch.from_numpy(array) for name, array in arrays.items()}, int(about["steps"]))
     shapes = {name: list(t.shape) for name, t in end.parameters.items()} if end else {}
     if shapes != about["weights"]:

@@ -7,6 +7,7 @@ came about, and how they end, is for `pdlab.pool` (on this machine) and `pdlab.c
 import selectors
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ TICK_S = 0.1
 """How often whoever waits may look around."""
 
 
-class Crew:
+class Crew(ABC):
     """Ranks behind connections. `folder` is one that all of them see, None where they are on several machines."""
 
     folder: Path | None = None
@@ -39,21 +40,21 @@ class Crew:
     def __init__(self) -> None:
         self.channels: dict[int, socket.socket] = {}
 
+    @abstractmethod
     def crowded(self, size: int) -> bool:
         """Whether any of ranks 0 to `size` - 1 has to share a core."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Let every process end. Safe to call twice."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self) -> None:
         """End every process of a crew that is broken, asking nobody."""
-        raise NotImplementedError
 
+    @abstractmethod
     def kill(self) -> None:
         """End every process at once; safe from another thread while a reply is awaited."""
-        raise NotImplementedError
 
     def send(self, rank: int, message: Mapping[str, Any], tensors: Mapping[str, Tensor], patience: float) -> None:
         channel = self.channels[rank]

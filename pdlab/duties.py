@@ -27,6 +27,7 @@ from pdlab.execute.store import Store
 from pdlab.forms import from_json
 from pdlab.importing import blame, locate, search_also
 from pdlab.mesh import Mesh
+from pdlab.program import facts_as_list
 from pdlab.state import Batch, Start
 
 LEAD_S = 0.005
@@ -83,8 +84,8 @@ class Duties:
         for i, batch in enumerate(batches):
             store = following(store, batch, settings) if i else store
             line, began = self._once(graph, store, job, i, 0)
-            facts = [[rank, value, list(numbers)] for (rank, value), numbers in line.facts.items()]
-            steps.append({"losses": losses(store), "seconds": max(line.ends, default=began) - began, "facts": facts})
+            seconds = max(line.ends, default=began) - began
+            steps.append({"losses": losses(store), "seconds": seconds, "facts": facts_as_list(line.facts)})
         return {"steps": steps, "taken": taken(store)}, newest(store)
 
     def _call(self, function: str, arguments: Message) -> Message:
@@ -152,7 +153,7 @@ def _as_message(line: Timeline, start: float) -> Message:
         "moved": line.moved,
         "live": line.live,
         "live_before": line.live_before,
-        "facts": [[rank, value, list(numbers)] for (rank, value), numbers in line.facts.items()],
+        "facts": facts_as_list(line.facts),
     }
 
 

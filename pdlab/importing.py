@@ -82,12 +82,6 @@ def blame(error: BaseException, module: str = "") -> str:
 
 
 def _is_users(file: str) -> bool:
-    ours = Path(__file__).parent
-    path = Path(file)
-    library = any(part in ("site-packages", "dist-packages") for part in path.parts) or "<" in file
-    return (
-        not library
-        and ours not in path.parents
-        and Path(importlib.__file__).parent not in path.parents
-        and (Path(traceback.__file__).parent not in path.parents)
-    )
+    path, not_theirs = Path(file), {Path(__file__).parent, Path(traceback.__file__).parent}
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return "<" not in file and not installed and not not_theirs & set(path.parents)

@@ -23,7 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pdlab import segments
 from pdlab.forms.recipe import MAKERS as KNOWN
-from pdlab.importing import blame, locate, stamp
+from pdlab.importing import blame, locate
+from pdlab.importing import stamp as stamp_of
 from pdlab.mesh import REPLICATED
 from pdlab.models.mlp import CLASSES, PIXELS, loss_tensor
 from pdlab.models.spec import Block, Feed, Flops, Group, Kept, Model, Param, Segment
@@ -38,7 +39,7 @@ TRIED = (2, 3)
 
 def model(path: str, *, itemsize: int = 4, stamp: int | None = None) -> Model:
     """The model of the modules that `package.module:name` lists. ValueError names the file and line at fault."""
-    now = _stamp(path) if stamp is None else stamp
+    now = stamp_of(path) if stamp is None else stamp
     modules = listed(path)
     _check_separate(path, modules)
     if not any(True for module in modules for _ in module.parameters()):
@@ -55,8 +56,6 @@ def model(path: str, *, itemsize: int = 4, stamp: int | None = None) -> Model:
 
 MAKERS: dict[str, Callable[..., Model]] = {**KNOWN, "modules": model}
 """The makers that a rank may follow: its programs come from whoever started it, who may name code."""
-
-_stamp = stamp
 
 
 def _feed(first: nn.Module, itemsize: int) -> Spec:

@@ -3,6 +3,7 @@
 This is the one source. The picture, the prediction and the run are three readings of it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
@@ -54,6 +55,15 @@ class Type(NamedTuple):
 
 Facts = dict[tuple[int, Value], tuple[int, ...]]
 """Facts of a run or a scenario: (rank, value) -> the integers it holds (a flag holds one: 0 or 1)."""
+
+
+def facts_as_list(facts: Facts) -> list[list[object]]:
+    """Facts in a form that JSON can hold; `facts_of_list` reads it back."""
+    return [[rank, value, list(numbers)] for (rank, value), numbers in facts.items()]
+
+
+def facts_of_list(entries: Iterable[tuple[int, Value, Iterable[int]]]) -> Facts:
+    return {(rank, value): tuple(numbers) for rank, value, numbers in entries}
 
 
 @dataclass(frozen=True)

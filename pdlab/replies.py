@@ -15,7 +15,7 @@ from pdlab.execute.board import Board, Progress
 from pdlab.execute.fold import Stretch, Told, joined
 from pdlab.execute.result import Result, Shards
 from pdlab.ops import label
-from pdlab.program import Facts, Program
+from pdlab.program import Program, facts_of_list
 from pdlab.simulate import run_plan, start_plan
 from pdlab.state import Batch
 from pdlab.trace import Mode, Provenance, Trace
@@ -95,7 +95,8 @@ def stretch(program: Program, replies: dict[int, Reply]) -> Stretch:
     """The steps of a training and where they ended."""
     ranks = range(program.mesh.size)
     told = [
-        [Told(step["losses"], step["seconds"], _facts([step])) for step in replies[rank][0]["steps"]] for rank in ranks
+        [Told(step["losses"], step["seconds"], facts_of_list(step["facts"])) for step in replies[rank][0]["steps"]]
+        for rank in ranks
     ]
     taken = max(int(replies[rank][0]["taken"]) for rank in ranks)
     return joined(program, told, {rank: replies[rank][1] for rank in ranks}, taken)
@@ -107,8 +108,4 @@ def _trace(program: Program, lines: list[dict[str, Any]], made: Provenance) -> T
 
     before = [line["live_before"] for line in lines]
     starts, ends, moved, live = (together(key) for key in ("starts", "ends", "moved", "live"))
-    return Trace(program, starts, ends, moved, live, before, made, _facts(lines))
-
-
-def _facts(lines: Sequence[dict[str, Any]]) -> Facts:
-    return {(rank, value): tuple(numbers) for line in lines for rank, value, numbers in line["facts"]}
+    return Trace(program, starts, ends, moved, live, before, made, facts_of_list(together("facts")))

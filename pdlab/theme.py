@@ -16,7 +16,7 @@ from pdlab.trace import Trace
 WIDTH: Final = 12.0
 """Inches; a figure is as high as it needs to be."""
 
-PAPER, INK, FAINT = "#FFFFFF", "#1A1A1A", "#D0D0D0"
+PAPER, INK = "#FFFFFF", "#1A1A1A"
 TITLE_SIZE, HEADING_SIZE, TEXT_SIZE, STREAM_SIZE, PRINT_SIZE = 15.0, 12.5, 11.0, 7.5, 8.5
 """Points: the title, the heading of a panel, axes and legend, the names of communication streams, the small print."""
 

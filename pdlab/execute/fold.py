@@ -16,7 +16,7 @@ from pdlab.ops import Value
 from pdlab.program import Facts, Program, Role
 from pdlab.state import Batch, Parameters, Start, assemble, batch_values
 
-KEPT = {Role.WEIGHT: "weight", Role.OPTIMIZER: "state"}
+KEPT = frozenset({Role.WEIGHT, Role.OPTIMIZER})
 
 
 @dataclass(frozen=True)
