@@ -15,8 +15,9 @@ import torch
 from kills import kills
 
 from pdlab import models
-from pdlab.compare import compare_strategy, digits_batch, lab_transformer
+from pdlab.compare import compare_strategy, digits_batch
 from pdlab.costs import Uniform
+from pdlab.lab import lab_transformer
 from pdlab.launch import Ranks
 from pdlab.simulate import run_plan, start_plan
 from pdlab.strategies import STRATEGIES, Plan, build, get
@@ -66,7 +67,8 @@ def simulator() -> None:
 
 def pool() -> None:
     """How long ranks take to come up, and a run that has been run before to begin and end."""
-    program = build(get("1f1b"), Plan(pp=RANKS, microbatches=MICROBATCHES, batch=BATCH), lab_transformer(1, 4))
+    plan = Plan(pp=RANKS, microbatches=MICROBATCHES, batch=BATCH)
+    program = build(get("1f1b"), plan, lab_transformer(plan, 4))
     began = time.perf_counter()
     with Ranks(RANKS, started=lambda _: None) as ranks:
         up = time.perf_counter() - began

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pdlab import commands, strategies
 from pdlab.errors import PoolError
+from pdlab.models.split import Split
+from pdlab.passes import Recompute
 
 if TYPE_CHECKING:
     from pdlab.launch import Ranks
@@ -149,6 +151,7 @@ def _compare(verbs: Verbs) -> None:
     verb.add_argument("strategies", nargs="*", metavar="STRATEGY", help="default: all of them")
     verb.add_argument("--ranks", type=int, default=4, help="ranks on each strategy's own axis (default: 4)")
     verb.add_argument("--microbatches", type=int, default=8, help="microbatches of each data shard (default: 8)")
+    _add_inside_layers(verb)
     _add_mode(verb, depth=1)
     _add_steps(verb)
     verb.add_argument(
@@ -175,6 +178,26 @@ def _add_plan(verb: argparse.ArgumentParser, files: str = "") -> None:
     ):
         verb.add_argument(f"--{name}", type=int, default=None if name == "pp" else 1, help=f"{help_text} (default: 1)")
     verb.add_argument("--microbatches", type=int, help="microbatches of each data shard (default: 8)")
+    _add_inside_layers(verb)
+    verb.add_argument(
+        "--split",
+        choices=[split.value for split in Split],
+        help="what --tp ranks split of a layer (default: the strategy's own, or tensor)",
+    )
+
+
+def _add_inside_layers(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--recompute",
+        choices=[how.value for how in Recompute],
+        default=Recompute.NONE.value,
+        help="run each block's forward again before its backward; partitioned: its input spread over the tensor group",
+    )
+    verb.add_argument(
+        "--overlap",
+        action="store_true",
+        help="run weight gradients under the collective of their input gradient",
+    )
 
 
 def _add_costs(verb: argparse.ArgumentParser, default: str) -> None:
@@ -216,9 +239,8 @@ def _add_steps(verb: argparse.ArgumentParser) -> None:
 def _add_model(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--model",
-        default="transformer",
         help="transformer, mlp, or modules of your own as my_file:name, a list or a function of it "
-        "(default: transformer)",
+        "(default: transformer, or mlp for what a transformer has no form of)",
     )
 
 

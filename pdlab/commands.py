@@ -14,7 +14,9 @@ from pdlab.depend import ProgramError
 from pdlab.export import check_suffix, write_trace
 from pdlab.mesh import Axis
 from pdlab.models import Model
+from pdlab.models.split import split_named
 from pdlab.ops import Op
+from pdlab.passes import Recompute
 from pdlab.program import Program
 from pdlab.simulate import read_trace, run_plan, start_plan
 from pdlab.strategies import Plan, Strategy
@@ -112,7 +114,7 @@ def _nominal(units: dict[str, float]) -> ModelOf:
 
     def make(plan: Plan, is_pipeline: bool) -> Model:
         layers = plan.pp if is_pipeline else 4 * plan.pp
-        return models.nominal(layers, units.get("MB", 1.0), units.get("MW", 1.0), tp=plan.tp)
+        return models.nominal(layers, units.get("MB", 1.0), units.get("MW", 1.0), tp=plan.tp, split=plan.split.value)
 
     return make
 
@@ -122,7 +124,23 @@ def _plan(given: Namespace) -> Plan:
         raise ValueError(f"--virtual {given.virtual}: these schedules have one stage per rank; leave it at 1")
     pp = 1 if given.pp is None else given.pp
     microbatches = 8 if given.microbatches is None else given.microbatches
-    return Plan(pp=pp, dp=given.dp, tp=given.tp, microbatches=microbatches)
+    return Plan(pp=pp, dp=given.dp, tp=given.tp, microbatches=microbatches, **_inside_layers(given))
+
+
+def _inside_layers(given: Namespace) -> dict[str, Any]:
+    """What the command line says of how layers are split and what is run again."""
+    return {
+        "split": split_named(given.split or "tensor"),
+        "recompute": Recompute(given.recompute),
+        "overlap": given.overlap,
+    }
+
+
+def _chosen(strategy: Strategy, plan: Plan, given: Namespace) -> Plan:
+    """The plan as the strategy's name has it; ValueError where an option says otherwise."""
+    if given.split and strategy.split and given.split != strategy.split.value:
+        raise ValueError(f"--split {given.split} with the strategy {strategy.name}, which has its own; leave it out")
+    return strategy.chosen(plan)
 
 
 def _program(given: Namespace, model_of: ModelOf, batch: BatchOf | None = None) -> Program:
@@ -134,7 +152,8 @@ def _program(given: Namespace, model_of: ModelOf, batch: BatchOf | None = None) 
         except ProgramError as error:
             raise ProgramError(describe(program, error), error.cells) from None
         return program
-    strategy, plan = strategies.get(given.strategy), _plan(given)
+    strategy = strategies.get(given.strategy)
+    plan = _chosen(strategy, _plan(given), given)
     plan = replace(plan, batch=batch(plan) if batch else None)
     return strategies.build(strategy, plan, model_of(plan, strategy.axis is Axis.PP))
 
@@ -160,7 +179,8 @@ def _placed(rows: list[list[Op]], given: Namespace) -> tuple[Plan, list[list[Op]
     if given.dp < 1 or given.tp < 1 or len(rows) % replicas:
         raise ValueError(f"{len(rows)} rows for --dp {given.dp} and --tp {given.tp}; give a row for each of the ranks")
     microbatches = 1 + max(op.microbatch for ops in rows for op in ops)
-    plan = Plan(pp=len(rows) // replicas, dp=given.dp, tp=given.tp, microbatches=max(1, microbatches))
+    degrees = {"pp": len(rows) // replicas, "dp": given.dp, "tp": given.tp}
+    plan = Plan(**degrees, microbatches=max(1, microbatches), **_inside_layers(given))
     for name in ("pp", "microbatches"):
         if getattr(given, name) not in (None, getattr(plan, name)):
             raise ValueError(f"--{name} {getattr(given, name)} for a table of {getattr(plan, name)}; leave it out")
@@ -185,7 +205,7 @@ def run_strategy(given: Namespace) -> None:
         def batch(plan: Plan) -> int:
             return running.default_batch(given.batch, plan.mesh.size, plan.microbatches)
 
-        return _program(given, lambda plan, _: running.lab_model(given, plan.tp, itemsize), batch)
+        return _program(given, lambda plan, _: running.lab_model(given, plan, itemsize), batch)
 
     if given.strategy.endswith(".json"):
         raise ValueError(
@@ -212,7 +232,8 @@ def _trained(given: Namespace, optimizer_bytes: int) -> Program:
 
     strategy = strategies.get(given.strategy)
     plan = replace(_plan(given), batch=given.batch, optimizer_bytes=optimizer_bytes)
-    return strategies.build(strategy, plan, running.lab_model(given, plan.tp, 4))
+    plan = _chosen(strategy, plan, given)
+    return strategies.build(strategy, plan, running.lab_model(given, plan, 4))
 
 
 def compare_strategies(given: Namespace) -> None:
@@ -238,7 +259,7 @@ def _predicted(strategy: Strategy, ranks: int, microbatches: int) -> Trace:
     from pdlab.simulate import simulate
 
     plan = strategy.on(ranks, Plan(microbatches=microbatches))
-    model = models.nominal(ranks if strategy.axis is Axis.PP else 4, tp=plan.tp)
+    model = models.nominal(ranks if strategy.axis is Axis.PP else 4, tp=plan.tp, split=plan.split.value)
     return simulate(strategies.build(strategy, plan, model), Uniform())
 
 

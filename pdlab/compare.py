@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from pdlab import data, metrics, models, reference
+from pdlab import data, metrics, noise, reference
 from pdlab.calibrate import calibrate
 from pdlab.costs import Costs, Uniform
 from pdlab.execute.local import run_local
 from pdlab.execute.result import Result
 from pdlab.execute.settings import Settings
+from pdlab.lab import lab_model
 from pdlab.launch import Ranks, Watch
 from pdlab.mesh import Axis
 from pdlab.models import Model
@@ -26,8 +27,8 @@ from pdlab.trace import Mode, Trace
 TEACHING_COSTS = Uniform(F=0.040, B=0.080, I=0.040, W=0.040, comm=0.008)
 """Seconds: long against the scheduling noise of an operating system, short enough to wait for."""
 
-ModelOf = Callable[[int, int], Model]
-"""From the tensor degree and the bytes of a number to a model."""
+ModelOf = Callable[[Plan, int], Model]
+"""From a plan and the bytes of a number to a model."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Comparison:
         mode = self.measured.provenance.mode
         return {
             "strategy": self.predicted.program.name,
+            "model": self.predicted.program.model.recipe[0],
             "ranks": self.predicted.program.mesh.size,
             "microbatches": self.predicted.program.num_microbatches,
             "mode": mode.value,
@@ -75,12 +77,7 @@ class Comparison:
 def digits_batch(size: int, seed: int = 0, step: int = 0) -> Batch:
     """The digits of one step."""
     digits, rows = data.digits(), data.sample_indices(seed, step, size)
-    return Batch(digits.pixels[rows], digits.labels[rows])
-
-
-def lab_transformer(tp: int, itemsize: int, depth: int = 1) -> Model:
-    """The model of the comparison: embedding, `depth` times attention and feed-forward, classifier; four heads."""
-    return models.transformer(width=16, depth=depth, heads=4, itemsize=itemsize, tp=tp)
+    return Batch(digits.pixels[rows], digits.labels[rows], noise.keys(seed, step, size))
 
 
 ProgramOf = Callable[[int], Program]
@@ -131,13 +128,14 @@ def compare_strategy(
     plan: Plan,
     pool: Ranks | None,
     *,
-    model_of: ModelOf = lab_transformer,
+    model_of: ModelOf = lab_model,
     costs: Costs | None = TEACHING_COSTS,
     steps: int = 5,
 ) -> Comparison:
-    """`compare` for a strategy by its name, on a model for the plan's tensor degree."""
+    """`compare` for a strategy by its name, on a model split as the plan says."""
     strategy = get(name)
-    return compare(lambda itemsize: build(strategy, plan, model_of(plan.tp, itemsize)), pool, costs=costs, steps=steps)
+    plan = strategy.chosen(plan)
+    return compare(lambda itemsize: build(strategy, plan, model_of(plan, itemsize)), pool, costs=costs, steps=steps)
 
 
 def median_trace(traces: Sequence[Trace]) -> Trace:
@@ -150,5 +148,5 @@ def gradient_error(program: Program, result: Result, batch: Batch, seed: int) ->
     dtype = FLOAT[program.model.itemsize]
     parameters = initial_parameters(program.model, seed, dtype, program.mesh.degree(Axis.EP))
     x, target = reference.inputs(program.model, batch.pixels, batch.labels, dtype)
-    _, expected = reference.gradients(program.model, parameters, x, target)
+    _, expected = reference.gradients(program.model, parameters, x, target, batch.keys)
     return max(reference.relative_errors(assemble(program, result.gradients), expected).values())

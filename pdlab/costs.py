@@ -52,10 +52,11 @@ def moved_bytes(op: Op, rank: int, program: Program, facts: Facts) -> int:
 
 
 def flops_of(kind: Kind, flops: Flops) -> int:
-    """FLOP per row of an F, B, I or W op."""
+    """FLOP per row of an F, R, B, I or W op."""
     backward = flops.backward_input + flops.backward_weight
     return {
         Kind.FORWARD: flops.forward,
+        Kind.RECOMPUTE: flops.forward,
         Kind.BACKWARD: backward,
         Kind.BACKWARD_INPUT: flops.backward_input,
         Kind.BACKWARD_WEIGHT: flops.backward_weight,
@@ -67,7 +68,8 @@ COST_NAMES = ("F", "B", "I", "W", "comm", "step")
 
 @dataclass(frozen=True)
 class Uniform:
-    """The same cost for every stage, shared equally by its segments.
+    """The same cost for every stage, shared equally by its layers, and within a layer in proportion to the FLOP of the
+    forward.
 
     F, B (full), I (for the input), W (for the weights) are per stage and microbatch, and B = I + W: of what is not
     given, I and W are half of B, or 1. `comm` is one message, however large; a
@@ -103,8 +105,9 @@ class Uniform:
 
     def seconds(self, op: Op, rank: int, program: Program, facts: Facts) -> float:
         match op.kind:
-            case Kind.FORWARD | Kind.BACKWARD | Kind.BACKWARD_INPUT | Kind.BACKWARD_WEIGHT:
-                return self._of_stage(op.kind) / len(program.stages[op.stage])
+            case Kind.FORWARD | Kind.RECOMPUTE | Kind.BACKWARD | Kind.BACKWARD_INPUT | Kind.BACKWARD_WEIGHT:
+                stage = program.stages[op.stage]
+                return self._of_stage(op.kind) * program.model.share(stage[op.segment], stage)
             case Kind.STEP:
                 weights = sum(num_bytes(program.ranks[rank].types[v].size, facts, rank) for v in op.inputs[:1])
                 return self.step * weights / _stage_weights(op.stage, program)
@@ -113,7 +116,7 @@ class Uniform:
             case Kind.ALL_REDUCE | Kind.ALL_GATHER | Kind.REDUCE_SCATTER | Kind.ALL_TO_ALL:
                 assert op.axis is not None
                 return self.comm * ring_rounds(op.kind, program.mesh.degree(op.axis))
-            case Kind.ADD | Kind.FINITE | Kind.FREE:
+            case Kind.ADD | Kind.FINITE | Kind.FREE | Kind.SPLIT:
                 return 0.0
             case _:
                 assert_never(op.kind)
@@ -122,6 +125,7 @@ class Uniform:
         assert self.B is not None and self.I is not None and self.W is not None
         return {
             Kind.FORWARD: self.F,
+            Kind.RECOMPUTE: self.F,
             Kind.BACKWARD: self.B,
             Kind.BACKWARD_INPUT: self.I,
             Kind.BACKWARD_WEIGHT: self.W,

@@ -11,7 +11,6 @@ from functools import lru_cache
 from io import StringIO
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from pdlab import own, wire
@@ -142,8 +141,8 @@ def _graph(text: str) -> Graph:
 
 def _batches(tensors: Mapping[str, Tensor], num_steps: int) -> list[Batch]:
     """The samples of each step, which travel in one piece."""
-    pixels, labels = (tensors[name].chunk(num_steps) for name in ("pixels", "labels"))
-    return [Batch(x.numpy(), y.numpy().astype(np.int64)) for x, y in zip(pixels, labels, strict=True)]
+    sent = {name: tensors[name].chunk(num_steps) for name in ("pixels", "labels", "keys") if name in tensors}
+    return [Batch(**{name: parts[i].numpy() for name, parts in sent.items()}) for i in range(num_steps)]
 
 
 def _as_message(line: Timeline, start: float) -> Message:

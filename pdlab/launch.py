@@ -181,7 +181,7 @@ class Ranks:
         tensors = replies.batch_tensors(batches) | (start.tensors() if start else {})
         with self._work() as crew:
             came = self._program_job(crew, job, [program], tensors, pace, None)
-        return replies.stretch(program, came)
+        return replies.stretch(program, came, batches)
 
     def call(self, function: str, timeout: float | None = None, **arguments: object) -> list[Any]:
         """Run a function of your own on every rank: `ranks.call("my_file:hello", name="x")`.

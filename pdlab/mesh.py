@@ -69,6 +69,11 @@ class Layout(NamedTuple):
             kept.append((axis, place))
         return Layout(tuple(sorted(kept, key=lambda item: _AXIS_ORDER[item[0]])))
 
+    def shard_dim(self, axis: Axis) -> int | None:
+        """The dim along which the ranks of an axis hold shards; None where they do not."""
+        place = self.at(axis)
+        return place.dim if place is not None and place.spread is Spread.SHARD else None
+
     def partial_axes(self) -> tuple[Axis, ...]:
         return tuple(a for a, p in self.places if p.spread is Spread.PARTIAL)
 

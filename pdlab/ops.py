@@ -26,10 +26,12 @@ class Kind(Enum):
     BACKWARD = "B"
     BACKWARD_INPUT = "I"
     BACKWARD_WEIGHT = "W"
+    RECOMPUTE = "R"
     STEP = "STEP"
     ADD = "ADD"
     FINITE = "FINITE"
     FREE = "FREE"
+    SPLIT = "SPLIT"
     SEND = "SEND"
     RECV = "RECV"
     ALL_REDUCE = "ALL_REDUCE"
@@ -40,7 +42,8 @@ class Kind(Enum):
     __hash__ = object.__hash__  # members are singletons, and Enum's own hash runs in Python
 
 
-PASS_KINDS = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT})
+FORWARD_KINDS = frozenset({Kind.FORWARD, Kind.RECOMPUTE})
+PASS_KINDS = FORWARD_KINDS | {Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT}
 """Ops that run a segment forward or backward; they carry a stage and a microbatch."""
 
 P2P_KINDS = frozenset({Kind.SEND, Kind.RECV})
@@ -79,10 +82,10 @@ class Op(NamedTuple):
     """One action.
 
     `stage`, `segment` (within the stage) and `microbatch` are -1 where they do not apply. `consumes` is the part of
-    `inputs` that is freed or updated in place; the rest is only read. `axis` names the group of a collective, `peer`
-    the other rank of a message. Where the value `guard` is false the op takes no time and hands on its inputs.
-    `version` says how many steps the weights it uses have seen; -1 means the newest for a forward, and the forward's
-    own for a backward.
+    `inputs` that is freed or updated in place; the rest is only read. `axis` names the group of a collective or
+    split, `peer` the other rank of a message. Where the value `guard` is false the op takes no time and hands on its
+    inputs. `version` says how many steps the weights it uses have seen; -1 means the newest for a forward, and the
+    forward's own for a backward.
     """
 
     kind: Kind
@@ -147,14 +150,14 @@ def label(op: Op) -> str:
     if op.kind in P2P_KINDS:
         message = (op.inputs or op.writes or ("?",))[0]
         return f"{op.kind.value} {message} {'to' if op.kind is Kind.SEND else 'from'} {op.peer}"
-    if op.kind in COLLECTIVE_KINDS or op.kind in (Kind.ADD, Kind.FREE, Kind.FINITE):
+    if op.kind in COLLECTIVE_KINDS or op.kind in (Kind.ADD, Kind.FREE, Kind.FINITE, Kind.SPLIT):
         given = payload(op.inputs)
         more = f" (+{len(given) - 1})" if op.kind is Kind.ALL_REDUCE and len(given) > 1 else ""
         return f"{op.kind.value} {given[0] if given else '?'}{more}"
     return what
 
 
-_LABEL = re.compile(r"(?P<stage>\d+)(?:\.(?P<segment>\d+))?(?P<kind>STEP|F|B|I|W)(?P<microbatch>\d+)?")
+_LABEL = re.compile(r"(?P<stage>\d+)(?:\.(?P<segment>\d+))?(?P<kind>STEP|F|B|I|W|R)(?P<microbatch>\d+)?")
 
 
 def parse(text: str) -> Op:

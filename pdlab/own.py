@@ -26,7 +26,7 @@ from pdlab.forms.recipe import MAKERS as KNOWN
 from pdlab.importing import blame, locate
 from pdlab.importing import stamp as stamp_of
 from pdlab.mesh import REPLICATED
-from pdlab.models.mlp import CLASSES, PIXELS, loss_tensor
+from pdlab.models.digits import CLASSES, PIXELS, loss_tensor
 from pdlab.models.spec import Block, Feed, Flops, Group, Kept, Model, Param, Segment
 from pdlab.models.spec import Tensor as Spec
 from pdlab.modules import listed, loaded
@@ -207,7 +207,9 @@ def try_out(segment: Segment, rows: int) -> Seen:
     with FlopCounterMode(display=False) as forward, torch.enable_grad(), saved_tensors_hooks(pack, tape.unpack):
         graded = {f"input {t.name}" for t in segment.inputs if t.grad is not None}
         entered = [tape.enter(role, t) if role in graded else t for role, t in inputs.items()]
-        (y,) = segments.run(segment, tape, entered, {name: tape.enter(name, t) for name, t in weights.items()})
+        (y,) = segments.run(
+            segments.Frame(segment, tape), entered, {name: tape.enter(name, t) for name, t in weights.items()}
+        )
     if y.requires_grad:
         tape.watch([y])
     saved = tape.num_bytes()

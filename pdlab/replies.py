@@ -42,8 +42,9 @@ def paced(folder: Path, i: int, program: Program, costs: Costs) -> Paced:
 
 def batch_tensors(batches: Sequence[Batch]) -> dict[str, Tensor]:
     """The samples of all steps in one piece."""
-    pixels, labels = (np.concatenate(parts) for parts in zip(*((b.pixels, b.labels) for b in batches), strict=True))
-    return {"pixels": torch.tensor(pixels), "labels": torch.tensor(labels)}
+    parts = {name: [getattr(batch, name) for batch in batches] for name in ("pixels", "labels", "keys")}
+    given = {name: arrays for name, arrays in parts.items() if arrays[0] is not None}
+    return {name: torch.tensor(np.concatenate(arrays)) for name, arrays in given.items()}
 
 
 def where(progress: Progress | None, programs: Sequence[Program], rank: int) -> str:
@@ -91,7 +92,7 @@ def result(programs: Sequence[Program], replies: dict[int, Reply], steps: int, m
     return Result(traces, **parts)
 
 
-def stretch(program: Program, replies: dict[int, Reply]) -> Stretch:
+def stretch(program: Program, replies: dict[int, Reply], batches: Sequence[Batch]) -> Stretch:
     """The steps of a training and where they ended."""
     ranks = range(program.mesh.size)
     told = [
@@ -99,7 +100,7 @@ def stretch(program: Program, replies: dict[int, Reply]) -> Stretch:
         for rank in ranks
     ]
     taken = max(int(replies[rank][0]["taken"]) for rank in ranks)
-    return joined(program, told, {rank: replies[rank][1] for rank in ranks}, taken)
+    return joined(program, told, {rank: replies[rank][1] for rank in ranks}, taken, batches)
 
 
 def _trace(program: Program, lines: list[dict[str, Any]], made: Provenance) -> Trace:

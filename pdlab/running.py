@@ -9,15 +9,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from pdlab import models, optimizers, own, plots, report
-from pdlab.compare import TEACHING_COSTS, Comparison, ProgramOf, compare, lab_transformer
+from pdlab import lab, optimizers, own, plots, report
+from pdlab.compare import TEACHING_COSTS, Comparison, ProgramOf, compare
 from pdlab.costs import Costs
 from pdlab.execute.settings import Settings
 from pdlab.files import make_folder
 from pdlab.importing import search_also
 from pdlab.launch import Ranks, Watch
-from pdlab.mesh import Axis
 from pdlab.models import Model
+from pdlab.passes import Recompute
 from pdlab.program import Program
 from pdlab.strategies import Plan, Strategy, build
 from pdlab.trace import Mode
@@ -28,20 +28,18 @@ SAMPLES = 2
 """Samples of each microbatch and rank, where the user does not say."""
 
 
-def lab_model(given: Namespace, tp: int, itemsize: int) -> Model:
+def lab_model(given: Namespace, plan: Plan, itemsize: int) -> Model:
     """The model that `--model` and `--depth` name."""
-    if given.model == "transformer":
-        return lab_transformer(tp, itemsize, given.depth)
-    if tp > 1:
-        raise ValueError(
-            f"--tp {tp} with --model {given.model}: it has no tensor-parallel form; use --model transformer"
-        )
+    if given.model is None:
+        return lab.lab_model(plan, itemsize, given.depth)
     if ":" in given.model:
+        if plan.tp > 1:
+            raise ValueError(f"--tp {plan.tp} with --model {given.model}: modules of your own cannot be split")
         search_also([str(Path.cwd())])
         return own.model(given.model, itemsize=itemsize)
-    if given.model != "mlp":
+    if given.model not in lab.LAB_MODELS:
         raise ValueError(f"--model {given.model}; give transformer, mlp, or a file of yours as my_file:name")
-    return models.mlp(depth=2 * given.depth + 2, itemsize=itemsize)
+    return lab.LAB_MODELS[given.model](plan, itemsize, given.depth)
 
 
 def default_batch(given: int | None, ranks: int, microbatches: int) -> int:
@@ -103,11 +101,12 @@ def compare_all(chosen: Sequence[Strategy], given: Namespace) -> None:
 
 
 def _suits(strategy: Strategy, given: Namespace) -> bool:
-    """Whether the model has a form for the strategy; if not, say so."""
-    if strategy.axis is Axis.TP and given.ranks > 1 and given.model != "transformer":
-        print(f"{strategy.name}: left out, model {given.model} has no tensor-parallel form", flush=True)
-        return False
-    return True
+    """Whether the model that was asked for has a form for the strategy; if not, say so."""
+    plan = strategy.on(given.ranks, Plan())
+    if given.model is None or plan.tp == 1 or (given.model in lab.LAB_MODELS and lab.has_form(given.model, plan)):
+        return True
+    print(f"{strategy.name}: left out, model {given.model} cannot be split so", flush=True)
+    return False
 
 
 def _write(done: Sequence[Comparison], folder: Path) -> None:
@@ -133,9 +132,11 @@ def _program_of(strategy: Strategy, given: Namespace) -> ProgramOf:
     """The same number of samples for every strategy, and `--microbatches` microbatches on every data shard."""
     if given.ranks < 1:
         raise ValueError(f"--ranks {given.ranks}; give at least 1")
-    plan = Plan(microbatches=given.microbatches, batch=default_batch(given.batch, given.ranks, given.microbatches))
+    batch = default_batch(given.batch, given.ranks, given.microbatches)
+    again = Recompute(given.recompute)
+    plan = Plan(microbatches=given.microbatches, batch=batch, recompute=again, overlap=given.overlap)
     placed = strategy.on(given.ranks, plan)
-    return lambda itemsize: build(strategy, placed, lab_model(given, placed.tp, itemsize))
+    return lambda itemsize: build(strategy, placed, lab_model(given, placed, itemsize))
 
 
 def _check_steps(steps: int) -> None:

@@ -2,7 +2,8 @@
 
 Lowering writes operands in this order and the executor reads them back, so neither has to know a strategy:
 
-    F   reads   inputs, weights                              writes  outputs, saved
+    F   reads   inputs, weights                              writes  outputs, [saved]
+    R   reads   inputs, weights                              writes  outputs, saved
     B   reads   saved, output gradients, kept inputs,        writes  input gradients, weight gradients
                 weights, [weight gradients so far]
     I   reads   saved, output gradients, kept inputs,        writes  input gradients, pending
@@ -10,21 +11,21 @@ Lowering writes operands in this order and the executor reads them back, so neit
     W   reads   pending, kept inputs,                        writes  weight gradients
                 [weight gradients so far]
 
-Gradients that arrive "so far" are added to, which is how accumulation over microbatches is said. Tokens may follow
-anywhere; they carry nothing.
+Gradients that arrive "so far" are added to, which is how accumulation over microbatches is said. A forward that will be
+recomputed writes nothing saved, and then keeps nothing for a backward. Tokens may follow anywhere; they carry nothing.
 """
 
 from typing import NamedTuple
 
 from pdlab.models.spec import Segment
-from pdlab.ops import Kind, Op, Value, payload
+from pdlab.ops import FORWARD_KINDS, Kind, Op, Value, payload
 
 
 class Operands(NamedTuple):
-    """The operands of an F, B, I or W op, taken apart; what an op does not have is empty.
+    """The operands of an F, R, B, I or W op, taken apart; what an op does not have is empty.
 
-    `inputs` are all of a segment's inputs for F and the kept ones for the others; `carried` is the saved or pending
-    value that the op takes over, `left` the one that it leaves behind.
+    `inputs` are all of a segment's inputs for F and R and the kept ones for the others; `carried` is the saved or
+    pending value that the op takes over, `left` the one that it leaves behind.
     """
 
     inputs: tuple[Value, ...] = ()
@@ -47,10 +48,10 @@ class Operands(NamedTuple):
 
 
 def operands(op: Op, segment: Segment) -> Operands:
-    """Take the operands of a lowered F, B, I or W op apart."""
+    """Take the operands of a lowered F, R, B, I or W op apart."""
     kind = op.kind
     groups = len(segment.groups)
-    forward, weights_too = kind is Kind.FORWARD, kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
+    forward, weights_too = kind in FORWARD_KINDS, kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
     num_carried = 0 if forward else 1
     num_output_gradients = len(segment.graded_outputs) if kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT) else 0
     num_inputs = len(segment.inputs if forward else segment.kept_inputs)
@@ -58,10 +59,11 @@ def operands(op: Op, segment: Segment) -> Operands:
         payload(op.inputs), num_carried, num_output_gradients, num_inputs, 0 if kind is Kind.BACKWARD_WEIGHT else groups
     )
     num_outputs = len(segment.outputs) if forward else 0
-    num_left = 1 if kind in (Kind.FORWARD, Kind.BACKWARD_INPUT) else 0
+    writes = payload(op.writes)
+    num_left = min(1, len(writes) - num_outputs) if forward else int(kind is Kind.BACKWARD_INPUT)
     num_input_gradients = len(segment.graded_inputs) if num_output_gradients else 0
     outputs, left, input_gradients, weight_gradients, rest = _cut(
-        payload(op.writes), num_outputs, num_left, num_input_gradients, groups if weights_too else 0
+        writes, num_outputs, num_left, num_input_gradients, groups if weights_too else 0
     )
     assert not rest, f"{op} writes {len(rest)} values too many: {rest}"
     return Operands(

@@ -24,15 +24,19 @@ from pdlab.program import Program, Role, Type
 Parameters = dict[str, Tensor]
 """Whole parameters (or gradients) by name: `fc0.weight`, `attn1.q.bias`, `expert.0.up.weight`."""
 
+IGNORED = -100
+"""The label of a sample that counts for nothing, as in `torch.nn.functional.cross_entropy`."""
+
 FLOAT = {2: torch.float16, 4: torch.float32, 8: torch.float64}
 """The floating type of a model, by the size of its elements."""
 
 
 def full_names(model: Model, group: Group, copies: int = 1) -> list[tuple[str, ...]]:
     """The names of a group's parameters, for each of its `copies` along an axis where every rank has its own."""
-    segment = model.segment_of_group[group.name].name
+    segment = model.segment_of_group[group.name]
+    name = segment.layer or segment.name
     local = any(place == LOCAL for _, place in group.layout.places)
-    prefixes = [f"{segment}.{i}" for i in range(copies)] if local else [segment]
+    prefixes = [f"{name}.{i}" for i in range(copies)] if local else [name]
     return [tuple(f"{prefix}.{param.name}" for param in group.params) for prefix in prefixes]
 
 
@@ -59,10 +63,12 @@ def _draw(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Batch:
-    """The samples of one step over the whole mesh: pixels [n, 64] (0..16) and labels [n]."""
+    """The samples of one step over the whole mesh: pixels [n, 64] (0..16), labels [n] (`IGNORED` counts for nothing),
+    and the keys [n] that dropout is drawn from, where there is any."""
 
     pixels: np.ndarray
     labels: np.ndarray
+    keys: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -110,7 +116,6 @@ def initial_values(
 
 def batch_values(program: Program, rank: int, batch: Batch, loss_scale: float) -> dict[Value, Tensor]:
     """Those of them that are new in every step: feeds, seeds of the backward, the loss scale."""
-    assert len(batch) == program.batch, f"{len(batch)} samples for a batch of {program.batch}"
     dtype = FLOAT[program.model.itemsize]
     values: dict[Value, Tensor] = {}
     for value in sorted(program.ranks[rank].live_in):
@@ -118,10 +123,46 @@ def batch_values(program: Program, rank: int, batch: Batch, loss_scale: float) -
         if t.role is Role.FEED:
             values[value] = _feed(program, rank, value, t, batch, dtype)
         elif t.role is Role.ACTIVATION_GRADIENT:
-            values[value] = torch.tensor(loss_scale / program.divisor(microbatch_of(value)), dtype=dtype)
+            values[value] = torch.tensor(loss_scale / counted(program, batch, microbatch_of(value)), dtype=dtype)
         elif t.role is Role.SCALE:
             values[value] = torch.tensor(loss_scale, dtype=torch.float64)
     return values
+
+
+def check_batch(program: Program, batch: Batch) -> None:
+    """ValueError for samples that the program is not made for."""
+    if len(batch) != program.batch:
+        raise ValueError(f"the program is for a batch of {program.batch} samples and was given {len(batch)}")
+    for t in program.model.feeds:
+        if t.feed is Feed.TOKENS and t.shape != batch.pixels.shape[1:]:
+            raise ValueError(
+                f"the model reads {t.shape[0]} tokens and a digit has {batch.pixels.shape[1]}; it can only be predicted"
+            )
+        if t.feed is Feed.KEYS and batch.keys is None:
+            raise ValueError("the model has dropout and the batch no keys to draw it from; give it pdlab.noise.keys")
+    for microbatch in range(program.num_microbatches):
+        counted(program, batch, microbatch)
+
+
+def counted(program: Program, batch: Batch, microbatch: int) -> int:
+    """Over how many samples the loss of a microbatch's step is averaged: those whose label is not ignored."""
+    if not program.steps_each_microbatch:
+        return labelled(batch.labels)
+    return sum(labelled(batch.labels[rows(program, shard, microbatch)]) for shard in range(len(program.rows)))
+
+
+def labelled(labels: np.ndarray) -> int:
+    """How many labels are not ignored; ValueError if none is left."""
+    count = int((labels != IGNORED).sum())
+    if not count:
+        raise ValueError(f"all {len(labels)} labels of a step are {IGNORED}, which is ignored; give at least one label")
+    return count
+
+
+def rows(program: Program, shard: int, microbatch: int) -> slice:
+    """The samples of a batch that a data shard has in a microbatch."""
+    start = sum(map(sum, program.rows[:shard])) + sum(program.rows[shard][:microbatch])
+    return slice(start, start + program.rows[shard][microbatch])
 
 
 def _optimizer_state(
@@ -139,18 +180,22 @@ def microbatch_of(value: Value) -> int:
 
 
 def _feed(program: Program, rank: int, value: Value, t: Type, batch: Batch, dtype: torch.dtype) -> Tensor:
-    shard, mb = program.mesh.data_shard(rank), microbatch_of(value)
-    start = sum(map(sum, program.rows[:shard])) + sum(program.rows[shard][:mb])
-    rows = slice(start, start + program.rows[shard][mb])
+    mine = rows(program, program.mesh.data_shard(rank), microbatch_of(value))
     spec = program.model.tensors[t.of]
-    pixels = torch.from_numpy(batch.pixels[rows].astype(np.int64))
+    pixels = torch.from_numpy(batch.pixels[mine].astype(np.int64))
     match spec.feed:
         case Feed.LABELS:
-            return torch.from_numpy(batch.labels[rows].astype(np.int64))
+            return torch.from_numpy(batch.labels[mine].astype(np.int64))
         case Feed.TOKENS:
             return pixels
         case Feed.SCALED_PIXELS:
+            dim = t.layout.shard_dim(Axis.TP)
+            if dim is not None:
+                pixels = pixels.chunk(program.mesh.degree(Axis.TP), dim)[program.mesh.coordinates[rank][Axis.TP]]
             return (pixels.to(dtype) / 16).reshape(-1, *spec.shape)
+        case Feed.KEYS:
+            assert batch.keys is not None
+            return torch.from_numpy(batch.keys[mine].astype(np.int64))
         case None:
             raise ValueError(f"model {program.model.name} does not say what its input {t.of!r} is; run another model")
         case _:
@@ -166,13 +211,20 @@ def shard_of(program: Program, rank: int, t: Type, parameters: Mapping[str, Tens
     for name, param in zip(mine, group.params, strict=True):
         whole = parameters[name]
         if param.shard is not None and group.tp > 1:
-            whole = whole.chunk(group.tp, param.shard)[here[Axis.TP]]
+            whole = _filled_up(whole, param.shard, group.tp).chunk(group.tp, param.shard)[here[Axis.TP]]
         pieces.append(whole.reshape(-1))
     flat = torch.cat(pieces)
     for axis, place in t.layout.places:
         if place.spread is Spread.FLAT:
             flat = pad(flat, mesh.degree(axis)).chunk(mesh.degree(axis))[here[axis]]
     return flat.clone()
+
+
+def _filled_up(whole: Tensor, dim: int, pieces: int) -> Tensor:
+    """Zeros at the end of a dim until it divides."""
+    missing = -whole.shape[dim] % pieces
+    shape = [missing if i == dim else size for i, size in enumerate(whole.shape)]
+    return torch.cat([whole, whole.new_zeros(shape)], dim) if missing else whole
 
 
 def pad(flat: Tensor, pieces: int) -> Tensor:
@@ -204,7 +256,7 @@ def _whole(
     return [
         (
             name,
-            torch.cat([part[i] for part in parts], param.shard)
+            torch.cat([part[i] for part in parts], param.shard).narrow(param.shard, 0, param.shape[param.shard])
             if param.shard is not None and group.tp > 1
             else parts[0][i],
         )

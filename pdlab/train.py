@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from pdlab import data, reference
+from pdlab import data, noise, reference
 from pdlab.checkpoint import load, save
 from pdlab.costs import Costs
 from pdlab.execute.fold import Stretch
@@ -111,7 +111,7 @@ def _batch(seed: int, step: int, per_epoch: int, size: int) -> Batch:
     epoch, turn = divmod(step, per_epoch)
     rows = data.epoch_order(seed, epoch)[turn * size : (turn + 1) * size]
     digits = data.digits()
-    return Batch(digits.pixels[rows], digits.labels[rows])
+    return Batch(digits.pixels[rows], digits.labels[rows], noise.keys(seed, step, size))
 
 
 def _look(history: History) -> str:

@@ -51,8 +51,8 @@ def small_mlp() -> Model:
     return models.mlp(width=16, depth=8, itemsize=8)
 
 
-def small_transformer(tp: int = 1) -> Model:
-    return models.transformer(width=16, depth=2, heads=4, itemsize=8, tp=tp)
+def small_transformer(tp: int = 1, split: str = "tensor", dropout: float = 0.0) -> Model:
+    return models.transformer(width=16, depth=2, heads=8, itemsize=8, tp=tp, split=split, dropout=dropout)
 
 
 def synchronous(program: Program, seed: int = 0) -> Case:
@@ -60,7 +60,7 @@ def synchronous(program: Program, seed: int = 0) -> Case:
     batch = digits_batch(program.batch)
     parameters = initial_parameters(program.model, seed, torch.float64, program.mesh.degree(Axis.EP))
     x, target = reference.inputs(program.model, batch.pixels, batch.labels, torch.float64)
-    _, expected = reference.gradients(program.model, parameters, x, target)
+    _, expected = reference.gradients(program.model, parameters, x, target, batch.keys)
 
     def check(result: Result) -> float:
         return max(reference.relative_errors(assemble(program, result.gradients), expected).values())

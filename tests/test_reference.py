@@ -145,7 +145,7 @@ def test_an_mlp_by_hand() -> None:
 
 
 def test_attention_equals_torchs_own() -> None:
-    block = networks.Attention(8, 2).double()
+    block = networks.Attention("attn0", 8, 2, lambda _, x: x).double()
     x = torch.randn(3, 64, 8, dtype=torch.float64)
     q, k, v = (f(block.norm(x)).view(3, 64, 2, 4).transpose(1, 2) for f in (block.q, block.k, block.v))
     mixed = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(3, 64, 8)
@@ -155,7 +155,7 @@ def test_attention_equals_torchs_own() -> None:
 def test_the_other_blocks_longhand() -> None:
     torch.manual_seed(5)
     x, image = torch.randn(3, 64, 8, dtype=torch.float64), torch.randn(4, 2, 8, 8, dtype=torch.float64)
-    feed, head = networks.FeedForward(8).double(), networks.TokenClassifier(8).double()
+    feed, head = networks.FeedForward("ffn0", 8, lambda _, x: x).double(), networks.TokenClassifier(8).double()
     conv = networks.Convolution(2, 3).double()
     u = feed.up(feed.norm(x))
     torch.testing.assert_close(feed(x), x + feed.down(u * (1 + torch.erf(u / 2**0.5)) / 2))

@@ -10,7 +10,7 @@ from pdlab import models
 from pdlab.models import Model
 from pdlab.models.spec import Group, Segment
 from pdlab.models.spec import Tensor as Spec
-from pdlab.segments import run
+from pdlab.segments import Frame, run
 from pdlab.state import FLOAT
 from pdlab.tape import Tape, View
 
@@ -61,7 +61,7 @@ def forward(model: Model, segment: Segment, rows: int) -> Forward:
             tape.enter(role, t) if spec.grad is not None else t
             for (role, t), spec in zip(inputs.items(), segment.inputs, strict=True)
         ]
-        outputs = run(segment, tape, entered, {name: tape.enter(name, w) for name, w in parameters.items()})
+        outputs = run(Frame(segment, tape), entered, {name: tape.enter(name, w) for name, w in parameters.items()})
     tape.watch([t for t, spec in zip(outputs, segment.outputs, strict=True) if spec.grad is not None])
     return tape, outputs, {**inputs, **parameters}, counter.get_total_flops()
 

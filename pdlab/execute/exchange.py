@@ -10,20 +10,15 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
+from pdlab.execute.pieces import cut_up, put_together
 from pdlab.execute.store import Held, Store
 from pdlab.ops import Kind, Op, Value, label, payload
 from pdlab.program import Facts, Program, Role
-from pdlab.state import pad
 
 
 def reduces_by_and(program: Program, rank: int, value: Value) -> bool:
     """Flags are and-ed, everything else is summed."""
     return program.ranks[rank].types[value].role is Role.FLAG
-
-
-def whole_length(program: Program, rank: int, op: Op) -> int:
-    """How many elements an all-gather's result has without the padding."""
-    return program.model.groups[program.ranks[rank].types[op.writes[0]].of].num_elements
 
 
 def together(program: Program, op: Op, ranks: list[int], inputs: list[list[Tensor]]) -> list[list[Tensor]]:
@@ -35,11 +30,11 @@ def together(program: Program, op: Op, ranks: list[int], inputs: list[list[Tenso
         case Kind.ALL_REDUCE:
             return _all_reduce(program, op, ranks, inputs)
         case Kind.ALL_GATHER:
-            whole = torch.cat([given[0] for given in inputs])[: whole_length(program, ranks[0], op)]
+            whole = put_together(program, ranks[0], op, [given[0] for given in inputs])
             return [[whole.clone()] for _ in ranks]
         case Kind.REDUCE_SCATTER:
-            total = pad(_sum([given[0] for given in inputs]), len(ranks))
-            return [[piece.clone()] for piece in total.chunk(len(ranks))]
+            total = _sum([given[0] for given in inputs])
+            return [[piece] for piece in cut_up(program, ranks[0], op, total, len(ranks))]
         case Kind.ALL_TO_ALL:
             return _all_to_all(inputs)
         case (
@@ -51,6 +46,8 @@ def together(program: Program, op: Op, ranks: list[int], inputs: list[list[Tenso
             | Kind.ADD
             | Kind.FINITE
             | Kind.FREE
+            | Kind.SPLIT
+            | Kind.RECOMPUTE
         ):
             raise AssertionError(f"{label(op)} concerns one rank only")
         case _:
@@ -97,10 +94,10 @@ def sent_bytes(op: Op, store: Store, members: int) -> int:
         case Kind.ALL_GATHER:
             return num_bytes(store.tensors(op.inputs)) * members
         case Kind.REDUCE_SCATTER:
-            return num_bytes([pad(store.tensor(op.inputs[0]), members)])
-        case Kind.RECV | Kind.STEP | Kind.ADD | Kind.FINITE | Kind.FREE:
+            return num_bytes(cut_up(store.program, store.rank, op, store.tensor(op.inputs[0]), members))
+        case Kind.RECV | Kind.STEP | Kind.ADD | Kind.FINITE | Kind.FREE | Kind.SPLIT:
             return 0
-        case Kind.FORWARD | Kind.BACKWARD | Kind.BACKWARD_INPUT | Kind.BACKWARD_WEIGHT:
+        case Kind.FORWARD | Kind.RECOMPUTE | Kind.BACKWARD | Kind.BACKWARD_INPUT | Kind.BACKWARD_WEIGHT:
             return 0
         case _:
             assert_never(op.kind)

@@ -14,7 +14,7 @@ from pdlab.execute.settings import Settings
 from pdlab.execute.store import Store
 from pdlab.ops import Value
 from pdlab.program import Facts, Program, Role
-from pdlab.state import Batch, Parameters, Start, assemble, batch_values
+from pdlab.state import Batch, Parameters, Start, assemble, batch_values, labelled
 
 KEPT = frozenset({Role.WEIGHT, Role.OPTIMIZER})
 
@@ -72,25 +72,26 @@ def joined(
     told: Sequence[Sequence[Told]],
     left: Mapping[int, Mapping[Value, Tensor]],
     steps_taken: int,
+    batches: Sequence[Batch],
 ) -> Stretch:
     """From what the ranks tell (by rank, then by step) and hold at the end to the whole."""
     steps = list(zip(*told, strict=True))
     return Stretch(
-        [_mean_loss(program, step) for step in steps],
+        [_mean_loss(program, step, batch) for step, batch in zip(steps, batches, strict=True)],
         [max(rank.seconds for rank in step) for step in steps],
         [{key: value for rank in step for key, value in rank.facts.items()} for step in steps],
         Start(*_whole(program, left), steps_taken),
     )
 
 
-def _mean_loss(program: Program, step: Sequence[Told]) -> float:
+def _mean_loss(program: Program, step: Sequence[Told], batch: Batch) -> float:
     """Replicas of a loss (along the tensor axis, say) count once, those of different samples all."""
     by_samples = {
         (program.mesh.data_shard(rank), value): loss
         for rank, told in enumerate(step)
         for value, loss in told.losses.items()
     }
-    return sum(by_samples.values()) / program.batch
+    return sum(by_samples.values()) / labelled(batch.labels)
 
 
 def _whole(program: Program, left: Mapping[int, Mapping[Value, Tensor]]) -> tuple[Parameters, Parameters]:

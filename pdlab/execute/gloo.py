@@ -11,12 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pdlab.execute.clock import Clock
-from pdlab.execute.exchange import num_bytes, reduces_by_and, sent_bytes, split_sizes, together, whole_length
+from pdlab.execute.exchange import num_bytes, reduces_by_and, sent_bytes, split_sizes, together
+from pdlab.execute.pieces import cut_up, put_together
 from pdlab.execute.store import Store
 from pdlab.mesh import Axis, Mesh
 from pdlab.ops import Kind, Op
 from pdlab.program import Role
-from pdlab.state import FLOAT, microbatch_of, pad
+from pdlab.state import FLOAT, microbatch_of
 
 LONGEST = timedelta(days=1)
 """How long the library itself waits for a member. Runs wait for less, each for as long as it is told."""
@@ -83,14 +84,14 @@ class Gloo:
                 how = dist.ReduceOp.MIN if both else dist.ReduceOp.SUM
                 return Posted(dist.all_reduce(flat, how, group=group, async_op=True), [flat], num_bytes([flat]))
             case Kind.ALL_GATHER:
-                whole = inputs[0].new_empty(len(inputs[0]) * group.size())
-                work = dist.all_gather_into_tensor(whole, inputs[0], group=group, async_op=True)
-                return Posted(work, [whole], num_bytes([whole]))
+                flat = inputs[0].new_empty(inputs[0].numel() * group.size())
+                work = dist.all_gather_into_tensor(flat, inputs[0].reshape(-1), group=group, async_op=True)
+                return Posted(work, [flat.view(-1, *inputs[0].shape)], num_bytes([flat]))
             case Kind.REDUCE_SCATTER:
-                padded = pad(inputs[0], group.size())
-                piece = padded.new_empty(len(padded) // group.size())
-                work = dist.reduce_scatter_tensor(piece, padded, group=group, async_op=True)
-                return Posted(work, [piece], num_bytes([padded]))
+                pieces = torch.stack(cut_up(store.program, store.rank, op, inputs[0], group.size()))
+                piece = torch.empty_like(pieces[0])
+                work = dist.reduce_scatter_tensor(piece.view(-1), pieces.view(-1), group=group, async_op=True)
+                return Posted(work, [piece], num_bytes([pieces]))
             case Kind.ALL_TO_ALL:
                 return _post_all_to_all(inputs, group)
         raise AssertionError(f"{op} is not a communication")
@@ -104,7 +105,7 @@ class Gloo:
             pieces = posted.results[0].split([t.numel() for t in inputs])
             return [piece.view(t.shape) for piece, t in zip(pieces, inputs, strict=True)]
         if op.kind is Kind.ALL_GATHER:
-            return [posted.results[0][: whole_length(store.program, store.rank, op)]]
+            return [put_together(store.program, store.rank, op, list(posted.results[0]))]
         return posted.results
 
     def _wait(self, work: dist.Work | None) -> None:

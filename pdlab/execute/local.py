@@ -46,7 +46,8 @@ def fold_local(program: Program, batches: Sequence[Batch], settings: Settings, s
         seconds = time.perf_counter() - began
         for rank, store in enumerate(stores):
             told[rank].append(Told(losses(store), seconds, trace.facts if not rank else {}))
-    return joined(program, told, {store.rank: newest(store) for store in stores}, max(map(taken, stores)))
+    left = {store.rank: newest(store) for store in stores}
+    return joined(program, told, left, max(map(taken, stores)), batches)
 
 
 def _walk(program: Program, stores: Sequence[Store], provenance: Provenance) -> Trace:

@@ -9,7 +9,7 @@ from pdlab.execute.store import Store
 from pdlab.mesh import Axis
 from pdlab.optimizers import Optimizer, Sgd, from_message, to_message
 from pdlab.program import Program, Role
-from pdlab.state import Batch, Start, initial_parameters, initial_values
+from pdlab.state import Batch, Start, check_batch, initial_parameters, initial_values
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ def new_store(program: Program, rank: int, batch: Batch, settings: Settings, sta
 
 def check_start(program: Program, batch: Batch, settings: Settings) -> None:
     """ValueError for samples or an optimizer that the program is not made for."""
-    if len(batch) != program.batch:
-        raise ValueError(f"the program is for a batch of {program.batch} samples and was given {len(batch)}")
+    check_batch(program, batch)
     _check_state(program, settings.optimizer)
 
 

@@ -10,11 +10,13 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
+from pdlab.execute.pieces import shard_of_value
+from pdlab.mesh import Axis
 from pdlab.models.spec import Segment
 from pdlab.ops import Kind, Op, Value, label, payload
 from pdlab.optimizers import Optimizer
 from pdlab.program import Program, Role
-from pdlab.segments import run
+from pdlab.segments import Frame, run
 from pdlab.signature import Operands, operands
 from pdlab.state import FLOAT, views
 from pdlab.tape import Tape
@@ -84,7 +86,7 @@ class Store:
         if not self.allowed(op):
             return self._handed_on(op)
         match op.kind:
-            case Kind.FORWARD:
+            case Kind.FORWARD | Kind.RECOMPUTE:
                 return self._forward(*self._taken_apart(op))
             case Kind.BACKWARD:
                 return self._backward(*self._taken_apart(op), op)
@@ -96,10 +98,12 @@ class Store:
                 return self._step(op)
             case Kind.ADD:
                 first, second = self.tensors(op.inputs)
-                return [first.add_(second) if op.inputs[0] in op.consumes else first + second]
+                return [first + second]  # not in place: a tape may still hold a term as its output gradient
             case Kind.FINITE:
                 finite = all(bool(torch.isfinite(t).all()) for t in self.tensors(op.inputs))
                 return [torch.tensor(finite, dtype=torch.uint8)]
+            case Kind.SPLIT:
+                return [shard_of_value(self.program, self.rank, op, self.tensor(op.inputs[0]))]
             case Kind.FREE:
                 return []
             case Kind.SEND | Kind.RECV | Kind.ALL_REDUCE | Kind.ALL_GATHER | Kind.REDUCE_SCATTER | Kind.ALL_TO_ALL:
@@ -133,12 +137,15 @@ class Store:
     def _forward(self, segment: Segment, found: Operands) -> list[Held]:
         inputs, weights = self._named(segment, found)
         tape = Tape({**inputs, **weights})
+        frame = Frame(segment, tape, self.program.mesh.coordinates[self.rank][Axis.TP])
+        if not found.left:
+            return [t.contiguous() for t in run(frame, list(inputs.values()), weights)]
         with torch.enable_grad(), tape.recording():
             entered = [
                 tape.enter(role, t) if spec.grad is not None else t
                 for (role, t), spec in zip(inputs.items(), segment.inputs, strict=True)
             ]
-            outputs = run(segment, tape, entered, {name: tape.enter(name, t) for name, t in weights.items()})
+            outputs = run(frame, entered, {name: tape.enter(name, t) for name, t in weights.items()})
         tape.watch([t for t, spec in zip(outputs, segment.outputs, strict=True) if spec.grad is not None])
         return [*(t.detach().contiguous() for t in outputs), tape]
 

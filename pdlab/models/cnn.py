@@ -6,7 +6,8 @@ averages: a forward has no side effect. Where the whole batch is one microbatch 
 reference.
 """
 
-from pdlab.models.mlp import CLASSES, linear_group, loss_tensor
+from pdlab.models.digits import CLASSES, TARGET, loss_tensor
+from pdlab.models.mlp import linear_group
 from pdlab.models.spec import Block, Feed, Flops, Group, Kept, Model, Param, Segment, Tensor
 
 SIDE = 8
@@ -17,10 +18,7 @@ def cnn(*, width: int = 8, depth: int = 4, itemsize: int = 4) -> Model:
     """`depth` - 1 convolutions of `width` channels on 8 x 8 images, each with BatchNorm, and a classifier."""
     if depth < 2 or width < 1:
         raise ValueError(f"depth {depth}, width {width}: a CNN needs a depth of at least 2 and a width of at least 1")
-    feeds = (
-        Tensor("x", (1, SIDE, SIDE), itemsize, grad=None, feed=Feed.SCALED_PIXELS),
-        Tensor("target", (), 8, grad=None, feed=Feed.LABELS),
-    )
+    feeds = (Tensor("x", (1, SIDE, SIDE), itemsize, grad=None, feed=Feed.SCALED_PIXELS), TARGET)
     maps = [feeds[0], *(Tensor(f"h{i}", (width, SIDE, SIDE), itemsize) for i in range(1, depth))]
     convolutions = [_convolution(i, maps[i], maps[i + 1], itemsize) for i in range(depth - 1)]
     layers = tuple((s,) for s in (*convolutions, _classifier(maps[-1], feeds[1], itemsize)))

@@ -7,17 +7,15 @@ capacity limit).
 """
 
 from pdlab.mesh import LOCAL, REPLICATED, Axis
-from pdlab.models.mlp import PIXELS, classifier, linear_group
+from pdlab.models.digits import PIXELS, TARGET
+from pdlab.models.mlp import classifier, linear_group
 from pdlab.models.spec import Block, Exchange, Feed, Flops, Group, Kept, Model, Param, Segment, Tensor
 from pdlab.ops import Kind
 
 
 def experts(*, width: int = 16, ep: int = 2, itemsize: int = 4) -> Model:
     """Linear, a layer of `ep` experts with inner width 2 `width`, classifier."""
-    feeds = (
-        Tensor("x", (PIXELS,), itemsize, grad=None, feed=Feed.SCALED_PIXELS),
-        Tensor("target", (), 8, grad=None, feed=Feed.LABELS),
-    )
+    feeds = (Tensor("x", (PIXELS,), itemsize, grad=None, feed=Feed.SCALED_PIXELS), TARGET)
     h, y = Tensor("h", (width,), itemsize), Tensor("y", (width,), itemsize)
     counts = Tensor("counts", (ep,), 8, grad=None, per_row=False)
     arrivals = Tensor("arrivals", (ep,), 8, grad=None, per_row=False)

@@ -1,26 +1,35 @@
 """A multi-layer perceptron on the digits: the smallest model on which every schedule can be checked."""
 
-from pdlab.models.spec import Block, Feed, Flops, Group, Kept, Model, Param, Segment, Tensor
+from pdlab.models.digits import CLASSES, PIXELS, TARGET, loss_tensor
+from pdlab.models.linears import linears
+from pdlab.models.spec import Block, Feed, Flops, Group, Item, Kept, Model, Param, Segment, Tensor
+from pdlab.models.split import split_named
 
-PIXELS, CLASSES = 64, 10
 
+def mlp(*, width: int = 64, depth: int = 8, itemsize: int = 4, tp: int = 1, split: str = "tensor") -> Model:
+    """`depth` linear layers: pixels to `width`, then ReLU and linear, and a classifier with its loss at the end.
 
-def mlp(*, width: int = 64, depth: int = 8, itemsize: int = 4) -> Model:
-    """`depth` linear layers: pixels to `width`, then ReLU and linear, and a classifier with its loss at the end."""
+    Over `tp` > 1 ranks the linears are split by columns and by rows in turn (`tensor`), all by columns or all by rows.
+    """
     if depth < 2 or width < 1:
         raise ValueError(f"depth {depth}, width {width}: an MLP needs a depth of at least 2 and a width of at least 1")
-    feeds = (
-        Tensor("x", (PIXELS,), itemsize, grad=None, feed=Feed.SCALED_PIXELS),
-        Tensor("target", (), 8, grad=None, feed=Feed.LABELS),
-    )
-    first = _linear("fc0", Block.LINEAR, feeds[0], width, itemsize)
+    layers = linears(width, depth, itemsize, tp, split_named(split)) if tp > 1 else _whole(width, depth, itemsize)
+    first = layers[0][0]
+    assert isinstance(first, Segment)
+    said: tuple[tuple[str, int | str], ...] = (("width", width), ("depth", depth), ("itemsize", itemsize))
+    recipe = ("mlp", (*said, *((("tp", tp), ("split", split)) if tp > 1 else ())))
+    return Model(recipe, layers, (first.inputs[0], TARGET), itemsize)
+
+
+def _whole(width: int, depth: int, itemsize: int) -> tuple[tuple[Item, ...], ...]:
+    x = Tensor("x", (PIXELS,), itemsize, grad=None, feed=Feed.SCALED_PIXELS)
+    first = _linear("fc0", Block.LINEAR, x, width, itemsize)
     hidden = [
         _linear(f"fc{i}", Block.RELU_LINEAR, Tensor(f"h{i}", (width,), itemsize), width, itemsize)
         for i in range(1, depth - 1)
     ]
-    last = classifier("head", Tensor(f"h{depth - 1}", (width,), itemsize), feeds[1], itemsize)
-    recipe = ("mlp", (("width", width), ("depth", depth), ("itemsize", itemsize)))
-    return Model(recipe, tuple((s,) for s in (first, *hidden, last)), feeds, itemsize)
+    last = classifier("head", Tensor(f"h{depth - 1}", (width,), itemsize), TARGET, itemsize)
+    return tuple((s,) for s in (first, *hidden, last))
 
 
 def _linear(name: str, block: Block, x: Tensor, width: int, itemsize: int) -> Segment:
@@ -61,7 +70,3 @@ def classifier(name: str, x: Tensor, target: Tensor, itemsize: int) -> Segment:
         pending=Kept(per_row=(fan_in + CLASSES) * itemsize),
         flops=Flops(flops, flops, flops),
     )
-
-
-def loss_tensor(itemsize: int) -> Tensor:
-    return Tensor("loss", (), itemsize, per_row=False)

@@ -2,44 +2,61 @@
 
 Schedules can be studied before there is a network. What a forward keeps is measured in M_B (all that the full
 backward needs) and M_W (what the backward for the weights still needs), so closed forms read off directly. With `tp`
-> 1 each layer stands between Megatron's f and g and holds its share of the weights.
+> 1 each rank holds its share of a layer's weights, and `split` says what moves around it.
 """
 
-from pdlab.mesh import PARTIAL, REPLICATED, Axis, shard
-from pdlab.models.spec import Block, Exchange, Flops, Group, Item, Kept, Model, Param, Segment, Tensor
-from pdlab.ops import Kind
+from pdlab.mesh import Axis, Layout, Spread
+from pdlab.models.digits import loss_tensor
+from pdlab.models.spec import Block, Flops, Group, Item, Kept, Model, Param, Segment, Tensor
+from pdlab.models.split import PART, WHOLE, Split, along, exchange, split_named
 
 MEGABYTE = 10**6
 
+ENDS: dict[Split, tuple[tuple[Layout, Layout], tuple[Layout, Layout], Layout]] = {
+    Split.TENSOR: ((WHOLE, PART), (PART, WHOLE), WHOLE),
+    Split.SEQUENCE: ((WHOLE, PART), (PART, WHOLE), along(1)),
+    Split.COLUMN: ((WHOLE, PART), (along(1), along(1)), WHOLE),
+    Split.ROW: ((along(1), along(1)), (PART, WHOLE), WHOLE),
+}
+"""How a layer takes its input and makes its output, each with its gradient, and how it lies between two layers."""
 
-def nominal(num_layers: int, M_B: float = 1.0, M_W: float = 1.0, unit: int = MEGABYTE, tp: int = 1) -> Model:
+
+def nominal(
+    num_layers: int, M_B: float = 1.0, M_W: float = 1.0, unit: int = MEGABYTE, tp: int = 1, split: str = "tensor"
+) -> Model:
     """`num_layers` equal layers; weights and activations have `unit` bytes, what is kept `M_B` and `M_W` units."""
     if not (0 <= M_W < float("inf") and 0 <= M_B < float("inf")):
         raise ValueError(f"MB={M_B}, MW={M_W}; activation units are finite numbers of at least 0")
-    recipe = ("nominal", (("num_layers", num_layers), ("M_B", M_B), ("M_W", M_W), ("unit", unit), ("tp", tp)))
+    recipe: dict[str, float | str] = {"num_layers": num_layers, "M_B": M_B, "M_W": M_W, "unit": unit, "tp": tp}
+    recipe |= {} if split == "tensor" else {"split": split}
     kept = Kept(per_row=round(M_B * unit)), Kept(per_row=round(M_W * unit))
-    layers = tuple(_layer(i, num_layers, kept, unit, tp) for i in range(num_layers))
-    return Model(recipe, layers, (_hidden(0, unit),), itemsize=1)
+    layers = tuple(_layer(i, num_layers, kept, unit, tp, split_named(split)) for i in range(num_layers))
+    return Model(("nominal", tuple(recipe.items())), layers, (_tokens(),), itemsize=1)
 
 
-def _hidden(i: int, unit: int) -> Tensor:
-    """What layer i is given; the first is given tokens, which weigh nothing beside activations."""
-    return Tensor(f"h{i}", (unit if i else 1,), 1, grad=REPLICATED if i else None)
+def _tokens() -> Tensor:
+    """What the first layer is given, which weighs nothing beside activations."""
+    return Tensor("h0", (1,), 1, grad=None)
 
 
-def _layer(i: int, num_layers: int, kept: tuple[Kept, Kept], unit: int, tp: int) -> tuple[Item, ...]:
-    x = _hidden(i, unit)
+def _layer(i: int, num_layers: int, kept: tuple[Kept, Kept], unit: int, tp: int, split: Split) -> tuple[Item, ...]:
     last = i == num_layers - 1
-    y = Tensor("loss", (), 8, per_row=False) if last else _hidden(i + 1, unit)
-    sharded = REPLICATED.put(Axis.TP, shard(0)) if tp > 1 else REPLICATED
-    group = Group(f"layer{i}.w", (Param("w", (unit,), 0 if tp > 1 else None),), 1, sharded, sharded, tp)
-    partial = REPLICATED.put(Axis.TP, PARTIAL)
-    entered = Tensor(f"{x.name}.in", x.shape, 1, grad=partial) if tp > 1 and i else x
-    part = Tensor(f"{y.name}.part", y.shape, 1, partial) if tp > 1 and not last else y
+    taken, made, between = ENDS[split] if tp > 1 else ((WHOLE, WHOLE), (WHOLE, WHOLE), WHOLE)
+
+    def hidden(name: str, layout: Layout, grad: Layout) -> Tensor:
+        place = layout.at(Axis.TP)
+        pieces = tp if place is not None and place.spread is Spread.SHARD else 1
+        return Tensor(name, (-(-unit // pieces),), 1, layout, grad)
+
+    x = hidden(f"h{i}", between, between) if i else _tokens()
+    y = hidden(f"h{i + 1}", between, between) if not last else loss_tensor(8)
+    entered = hidden(f"h{i}.in", *taken) if i and tp > 1 else x
+    part = hidden(f"h{i + 1}.part", *made) if not last and tp > 1 else y
+    sharded, degree = (along(0), tp) if tp > 1 else (WHOLE, 1)
+    group = Group(f"layer{i}.w", (Param("w", (unit,), 0 if tp > 1 else None),), 1, sharded, sharded, degree)
     segment = Segment(
         f"layer{i}", Block.NOMINAL, (entered,), (part,), (group,), saved=kept[0], pending=kept[1], flops=Flops(2, 2, 2)
     )
-    f = Exchange(f"layer{i}.f", Axis.TP, x, entered, None, Kind.ALL_REDUCE)
-    g = Exchange(f"layer{i}.g", Axis.TP, part, y, Kind.ALL_REDUCE, None)
-    before, after = (f,) if tp > 1 and i else (), (g,) if tp > 1 and not last else ()
+    before = (exchange(f"layer{i}.before", x, entered),) if entered is not x else ()
+    after = (exchange(f"layer{i}.after", part, y),) if part is not y else ()
     return (*before, segment, *after)

@@ -32,6 +32,17 @@ class Block(Enum):
     EXPERT = "expert"
     COMBINE = "combine"
     MODULE = "module"
+    ROW_LINEAR = "row_linear"
+    NORM = "norm"
+    HEADS = "heads"
+    NEURONS = "neurons"
+    RESIDUAL = "residual"
+    VOCABULARY_EMBEDDING = "vocabulary_embedding"
+    POSITION = "position"
+    POOL = "pool"
+    LOG_SUMS = "log_sums"
+    VOCABULARY_LOSS = "vocabulary_loss"
+    CROSS_ENTROPY = "cross_entropy"
 
 
 class Feed(Enum):
@@ -39,6 +50,7 @@ class Feed(Enum):
 
     SCALED_PIXELS = "pixels as numbers from 0 to 1"
     TOKENS = "pixels as whole numbers from 0 to 16"
+    KEYS = "a random number for each sample, from which dropout is drawn"
     LABELS = "labels"
 
 
@@ -46,9 +58,10 @@ class Feed(Enum):
 class Tensor:
     """One tensor between segments.
 
-    `shape` is per row, and a row is a sample unless `rows` names the value that counts them (tokens sent to an
-    expert); with `per_row=False` the shape is the whole. `feed` says what of a batch it is, if it comes from outside.
-    `grad` is the layout of the gradient, None if there is none.
+    `shape` is what one rank holds, per row, and a row is a sample unless `rows` names the value that counts them
+    (tokens sent to an expert); with `per_row=False` the shape is the whole. In a layout the rows are dim 0 and the
+    shape begins at dim 1. `feed` says what of a batch it is, if it comes from outside. `grad` is the layout of the
+    gradient, None if there is none.
     """
 
     name: str
@@ -68,7 +81,7 @@ class Tensor:
 @dataclass(frozen=True)
 class Param:
     """A weight with its full shape, and the dim along which the tensor axis shards it (None: every rank has all of
-    it)."""
+    it). Where the degree does not divide that dim, the last shards are filled up with zeros."""
 
     name: str
     shape: tuple[int, ...]
@@ -98,7 +111,7 @@ class Group:
         return self.num_elements * self.itemsize
 
     def local_shape(self, param: Param) -> tuple[int, ...]:
-        return tuple(size // self.tp if dim == param.shard else size for dim, size in enumerate(param.shape))
+        return tuple(-(-size // self.tp) if dim == param.shard else size for dim, size in enumerate(param.shape))
 
 
 @dataclass(frozen=True)
@@ -124,8 +137,9 @@ class Segment:
 
     `keeps` names the inputs that the backward needs again (they stay alive, or are brought back, as values of their
     own); `saved` is what the forward holds for the backward besides those and the weights, and `pending` what an `I`
-    op leaves for the `W` op. `rows` names the value that counts the rows where they are not samples,
-    `code` is the import path of the user's modules that a `MODULE` block is one of.
+    op leaves for the `W` op. `layer` is what the names of its parameters begin with (empty: the segment's own name).
+    `rows` names the value that counts the rows where they are not samples, `code` is the import path of the user's
+    modules that a `MODULE` block is one of.
     """
 
     name: str
@@ -137,12 +151,18 @@ class Segment:
     saved: Kept = Kept()
     pending: Kept = Kept()
     flops: Flops = Flops()
-    options: tuple[tuple[str, int], ...] = ()
+    options: tuple[tuple[str, float], ...] = ()
+    layer: str = ""
     rows: str | None = None
     code: str = ""
 
     def option(self, name: str) -> int:
-        return dict(self.options)[name]
+        """A whole number that the computation needs."""
+        return int(dict(self.options)[name])
+
+    def rate(self, name: str) -> float:
+        """A share between 0 and 1; 0 where the segment does not name it."""
+        return dict(self.options).get(name, 0.0)
 
     @cached_property
     def kept_inputs(self) -> tuple[Tensor, ...]:
@@ -182,7 +202,8 @@ class Model:
     """A chain of layers with the tensors it is fed. `itemsize` is the size of one weight in bytes.
 
     `recipe` is the function of `pdlab.models` that makes it and the arguments it was given: a model travels as its
-    recipe.
+    recipe. `repeated` are the layers that make up one block of the model (attention and feed-forward); where nothing is
+    said, each layer is one.
     """
 
     recipe: tuple[str, tuple[tuple[str, float | str], ...]]
@@ -190,6 +211,12 @@ class Model:
     feeds: tuple[Tensor, ...]
     itemsize: int
     loss: str = "loss"
+    repeated: tuple[tuple[int, ...], ...] = ()
+
+    @cached_property
+    def blocks(self) -> tuple[tuple[int, ...], ...]:
+        """Layers that are recomputed together."""
+        return self.repeated or tuple((i,) for i in range(len(self.layers)))
 
     @cached_property
     def name(self) -> str:
@@ -222,6 +249,21 @@ class Model:
                 ends = (*item.inputs, *item.outputs) if isinstance(item, Segment) else (item.payload, item.result)
                 found |= {t.name: t for t in ends}
         return found
+
+    @cached_property
+    def layer_of(self) -> dict[str, int]:
+        """The layer of each segment."""
+        return {item.name: i for i, layer in enumerate(self.layers) for item in layer if isinstance(item, Segment)}
+
+    def share(self, segment: str, stage: tuple[str, ...]) -> float:
+        """A segment's share of the work of a stage where all layers do the same: by the FLOP of its forward within its
+        layer, or equally where no segment of the layer multiplies."""
+        layer = self.layer_of[segment]
+        beside = [name for name in stage if self.layer_of[name] == layer]
+        weights = {name: self.segments[name].flops.forward for name in beside}
+        total = sum(weights.values())
+        part = weights[segment] / total if total else 1 / len(beside)
+        return part / len({self.layer_of[name] for name in stage})
 
     @property
     def num_parameters(self) -> int:

@@ -1,84 +1,84 @@
 """A small transformer that reads the 64 pixels of a digit as 64 tokens, whole or split over a tensor group.
 
-With `tp` > 1 each block is Megatron's: f, column-parallel, row-parallel, g (Shoeybi et al. 2019, arXiv:1909.08053,
-section 3). The residual and the row-parallel bias are contributed as 1/tp by each rank inside the sum that g takes,
-so the output of a block is one partial value. What is replicated inside the block (norm gains, those biases) then
-gets a partial gradient.
-
-Saved bytes per layer without dropout are e s b h (16 + a s / h) at tp = 1 (Korthikanti et al. 2022, arXiv:2205.05198,
-section 4, with element size e and the dropout masks left out), plus the two statistics of each norm, which the paper
-neglects.
+Whole, each block is one segment. What it holds for the backward is e s b h (16 + 2 a s / h) + s b h (2 + a s / h) bytes
+for a layer with dropout, and e s b h (16 + a s / h) without (Korthikanti et al. 2022, arXiv:2205.05198, section 4,
+for any element size e; the paper's s b h (34 + 5 a s / h) is e = 2), plus the statistics of the norms, which the
+paper neglects. `pdlab.models.megatron` has the split form.
 """
 
-from pdlab.mesh import PARTIAL, REPLICATED, Axis, Layout, shard
-from pdlab.models.mlp import CLASSES, PIXELS, loss_tensor
-from pdlab.models.spec import Block, Exchange, Feed, Flops, Group, Item, Kept, Model, Param, Segment, Tensor
-from pdlab.ops import Kind
-
-INTENSITIES = 17
-GROWTH = 4
-
-_PARTIAL_TP: Layout = REPLICATED.put(Axis.TP, PARTIAL)
-_SHARDED_TP: Layout = REPLICATED.put(Axis.TP, shard(0))
+from pdlab.models import megatron, vocabulary
+from pdlab.models.digits import CLASSES, INTENSITIES, PIXELS, TARGET, TOKENS, loss_tensor
+from pdlab.models.dimensions import GROWTH, STATISTICS, Dimensions
+from pdlab.models.spec import Block, Feed, Flops, Group, Item, Kept, Model, Param, Segment, Tensor
+from pdlab.models.split import split_named
 
 
-def transformer(*, width: int = 32, depth: int = 3, heads: int = 4, itemsize: int = 4, tp: int = 1) -> Model:
-    """`depth` blocks of attention and feed-forward between an embedding and a classifier: 2 depth + 2 layers."""
-    if min(width, depth, heads, tp) < 1:
-        raise ValueError(f"width {width}, depth {depth}, heads {heads}, tp {tp}; each is at least 1")
-    if width % heads or heads % tp:
-        raise ValueError(
-            f"width {width}, {heads} heads, tp {tp}: the heads must divide the width, and tp must divide the heads"
-        )
-    feeds = (
-        Tensor("x", (PIXELS,), 8, grad=None, feed=Feed.TOKENS),
-        Tensor("target", (), 8, grad=None, feed=Feed.LABELS),
-    )
-    layers: list[tuple[Item, ...]] = [(_embedding(feeds[0], width, itemsize),)]
-    for i in range(depth):
-        layers.append(_block(f"attn{i}", 2 * i, width, heads, itemsize, tp))
-        layers.append(_block(f"ffn{i}", 2 * i + 1, width, 0, itemsize, tp))
-    layers.append((_classifier(_hidden(2 * depth, width, itemsize), feeds[1], itemsize),))
-    arguments = (("width", width), ("depth", depth), ("heads", heads), ("itemsize", itemsize), ("tp", tp))
-    return Model(("transformer", arguments), tuple(layers), feeds, itemsize)
+def transformer(
+    *,
+    width: int = 32,
+    depth: int = 3,
+    heads: int = 4,
+    itemsize: int = 4,
+    tp: int = 1,
+    split: str = "tensor",
+    dropout: float = 0.0,
+    smoothing: float = 0.0,
+    tokens: int = PIXELS,
+) -> Model:
+    """`depth` blocks of attention and feed-forward between an embedding and a classifier: 2 depth + 2 layers.
+
+    `split` says what is split over `tp` ranks: `tensor`, or `sequence`, where the tokens between the blocks are split
+    too. `smoothing` is that of the labels. With other than 64 tokens it can be predicted, not run. ValueError with the
+    numbers for heads, widths and tokens that do not divide.
+    """
+    if depth < 1:
+        raise ValueError(f"depth {depth}; give at least 1")
+    sizes = Dimensions(tokens, width, heads, itemsize, tp, split_named(split), dropout, smoothing)
+    layers = _split(sizes, depth) if tp > 1 else _whole(sizes, depth)
+    said = {"width": width, "depth": depth, "heads": heads, "itemsize": itemsize, "tp": tp}
+    more: dict[str, float | str] = {"split": split, "dropout": dropout, "smoothing": smoothing, "tokens": tokens}
+    usual = {"split": "tensor", "dropout": 0.0, "smoothing": 0.0, "tokens": PIXELS}
+    recipe: dict[str, float | str] = {**said, **{name: value for name, value in more.items() if value != usual[name]}}
+    blocks = tuple((2 * i + 1, 2 * i + 2) for i in range(depth))
+    feeds = (_tokens(sizes), TARGET, *sizes.drop())
+    return Model(("transformer", tuple(recipe.items())), layers, feeds, itemsize, repeated=blocks)
 
 
-def _hidden(i: int, width: int, itemsize: int) -> Tensor:
-    return Tensor(f"h{i}", (PIXELS, width), itemsize)
+def _split(sizes: Dimensions, depth: int) -> tuple[tuple[Item, ...], ...]:
+    blocks = [
+        make(sizes, f"{name}{i}", sizes.hidden(f"h{2 * i + turn}"), sizes.hidden(f"h{2 * i + turn + 1}"))
+        for i in range(depth)
+        for turn, (name, make) in enumerate((("attn", megatron.attention), ("ffn", megatron.feed_forward)))
+    ]
+    first = vocabulary.embedding(sizes, _tokens(sizes), sizes.hidden("h0"))
+    return (first, *blocks, vocabulary.head(sizes, sizes.hidden(f"h{2 * depth}")))
 
 
-def _embedding(x: Tensor, width: int, itemsize: int) -> Segment:
-    params = (Param("token", (INTENSITIES, width)), Param("position", (PIXELS, width)))
+def _whole(sizes: Dimensions, depth: int) -> tuple[tuple[Item, ...], ...]:
+    h = [sizes.hidden(f"h{i}") for i in range(2 * depth + 1)]
+    blocks = [
+        (make(sizes, f"{name}{i}", h[2 * i + turn], h[2 * i + turn + 1]),)
+        for i in range(depth)
+        for turn, (name, make) in enumerate((("attn", _attention), ("ffn", _feed_forward)))
+    ]
+    return ((_embedding(sizes, h[0]),), *blocks, (_classifier(sizes, h[-1]),))
+
+
+def _tokens(sizes: Dimensions) -> Tensor:
+    return TOKENS if sizes.tokens == PIXELS else Tensor("x", (sizes.tokens,), 8, grad=None, feed=Feed.TOKENS)
+
+
+def _embedding(sizes: Dimensions, y: Tensor) -> Segment:
+    s, h = y.shape
+    params = (Param("token", (INTENSITIES, h)), Param("position", (s, h)))
     return Segment(
         name="embed",
         block=Block.EMBEDDING,
-        inputs=(x,),
-        outputs=(_hidden(0, width, itemsize),),
-        groups=(Group("embed.w", params, itemsize),),
+        inputs=(_tokens(sizes),),
+        outputs=(y,),
+        groups=(Group("embed.w", params, sizes.itemsize),),
         keeps=("x",),
-        pending=Kept(fixed=(INTENSITIES + PIXELS) * width * itemsize),
-    )
-
-
-def _block(name: str, i: int, width: int, heads: int, itemsize: int, tp: int) -> tuple[Item, ...]:
-    """One attention (`heads` > 0) or feed-forward block, between f and g where it is split."""
-    x, y = _hidden(i, width, itemsize), _hidden(i + 1, width, itemsize)
-    make = _attention if heads else _feed_forward
-    if tp == 1:
-        return (make(name, x, y, heads, itemsize, tp),)
-    entered = Tensor(f"{x.name}.in", x.shape, itemsize, grad=_PARTIAL_TP)
-    part = Tensor(f"{y.name}.part", y.shape, itemsize, layout=_PARTIAL_TP)
-    f = Exchange(f"{name}.f", Axis.TP, x, entered, None, Kind.ALL_REDUCE)
-    g = Exchange(f"{name}.g", Axis.TP, part, y, Kind.ALL_REDUCE, None)
-    return (f, make(name, entered, part, heads, itemsize, tp), g)
-
-
-def _groups(name: str, split: tuple[Param, ...], whole: tuple[Param, ...], itemsize: int, tp: int) -> tuple[Group, ...]:
-    if tp == 1:
-        return (Group(f"{name}.w", (*split, *whole), itemsize),)
-    return (
-        Group(f"{name}.w", split, itemsize, _SHARDED_TP, _SHARDED_TP, tp),
-        Group(f"{name}.norm", whole, itemsize, REPLICATED, _PARTIAL_TP),
+        pending=Kept(fixed=(INTENSITIES + s) * h * sizes.itemsize),
     )
 
 
@@ -86,60 +86,57 @@ def _norm_params(width: int, bias: str) -> tuple[Param, ...]:
     return (Param("norm.weight", (width,)), Param("norm.bias", (width,)), Param(bias, (width,)))
 
 
-def _attention(name: str, x: Tensor, y: Tensor, heads: int, itemsize: int, tp: int) -> Segment:
-    s, h = x.shape
-    columns = tuple(param for n in "qkv" for param in (Param(f"{n}.weight", (h, h), 0), Param(f"{n}.bias", (h,), 0)))
-    linear, core = 8 * s * h * h // tp, 4 * s * s * h // tp
+def _attention(sizes: Dimensions, name: str, x: Tensor, y: Tensor) -> Segment:
+    s, h, e = sizes.tokens, sizes.width, sizes.itemsize
+    columns = tuple(param for n in "qkv" for param in (Param(f"{n}.weight", (h, h)), Param(f"{n}.bias", (h,))))
+    params = (*columns, Param("out.weight", (h, h)), *_norm_params(h, "out.bias"))
+    linear, core = 8 * s * h * h, 4 * s * s * h
     return Segment(
         name=name,
         block=Block.ATTENTION,
-        inputs=(x,),
+        inputs=(x, *sizes.drop()),
         outputs=(y,),
-        groups=_groups(name, (*columns, Param("out.weight", (h, h), 1)), _norm_params(h, "out.bias"), itemsize, tp),
+        groups=(Group(f"{name}.w", params, e),),
         keeps=(x.name,),
-        saved=Kept(itemsize * (2 * s + s * h + 4 * s * h // tp + heads * s * s // tp)),
-        pending=Kept(itemsize * (2 * s * h + 4 * s * h // tp), fixed=itemsize * 3 * h),
+        saved=Kept(e * (STATISTICS * s + s * h) + sizes.attention_kept().per_row + sizes.mask(s)),
+        pending=Kept(e * 6 * s * h, fixed=e * 3 * h),
         flops=Flops(linear + core, linear + 2 * core, linear),
-        options=(("heads", heads), ("tp", tp)),
+        options=(("heads", sizes.heads), *sizes.rates),
     )
 
 
-def _feed_forward(name: str, x: Tensor, y: Tensor, _heads: int, itemsize: int, tp: int) -> Segment:
-    s, h = x.shape
+def _feed_forward(sizes: Dimensions, name: str, x: Tensor, y: Tensor) -> Segment:
+    s, h, e = sizes.tokens, sizes.width, sizes.itemsize
     inner = GROWTH * h
-    up = (Param("up.weight", (inner, h), 0), Param("up.bias", (inner,), 0), Param("down.weight", (h, inner), 1))
-    linear = 4 * s * h * inner // tp
+    up = (Param("up.weight", (inner, h)), Param("up.bias", (inner,)), Param("down.weight", (h, inner)))
+    linear = 4 * s * h * inner
     return Segment(
         name=name,
         block=Block.FEED_FORWARD,
-        inputs=(x,),
+        inputs=(x, *sizes.drop()),
         outputs=(y,),
-        groups=_groups(name, up, _norm_params(h, "down.bias"), itemsize, tp),
+        groups=(Group(f"{name}.w", (*up, *_norm_params(h, "down.bias")), e),),
         keeps=(x.name,),
-        saved=Kept(itemsize * (2 * s + s * h + 2 * s * inner // tp)),
-        pending=Kept(itemsize * (2 * s * h + 2 * s * inner // tp), fixed=itemsize * 3 * h),
+        saved=Kept(e * (STATISTICS * s + s * h + 2 * s * inner) + sizes.mask(s)),
+        pending=Kept(e * (2 * s * h + 2 * s * inner), fixed=e * 3 * h),
         flops=Flops(linear, linear, linear),
-        options=(("tp", tp),),
+        options=sizes.rates,
     )
 
 
-def _classifier(x: Tensor, target: Tensor, itemsize: int) -> Segment:
-    s, h = x.shape
-    params = (
-        Param("norm.weight", (h,)),
-        Param("norm.bias", (h,)),
-        Param("weight", (CLASSES, h)),
-        Param("bias", (CLASSES,)),
-    )
+def _classifier(sizes: Dimensions, x: Tensor) -> Segment:
+    s, h, e = sizes.tokens, sizes.width, sizes.itemsize
+    norm = (Param("norm.weight", (h,)), Param("norm.bias", (h,)))
     flops = 2 * h * CLASSES
     return Segment(
         name="head",
         block=Block.TOKEN_CLASSIFIER,
-        inputs=(x, target),
-        outputs=(loss_tensor(itemsize),),
-        groups=(Group("head.w", params, itemsize),),
+        inputs=(x, TARGET),
+        outputs=(loss_tensor(e),),
+        groups=(Group("head.w", (*norm, Param("weight", (CLASSES, h)), Param("bias", (CLASSES,))), e),),
         keeps=(x.name, "target"),
-        saved=Kept(itemsize * (2 * s + h + CLASSES), fixed=itemsize),
-        pending=Kept(itemsize * (h + CLASSES), fixed=itemsize * 2 * h),
+        saved=Kept(e * (STATISTICS * s + h + CLASSES), fixed=e),
+        pending=Kept(e * (h + CLASSES), fixed=e * 2 * h),
         flops=Flops(flops, flops, flops),
+        options=(("smoothing", sizes.smoothing),) if sizes.smoothing else (),
     )

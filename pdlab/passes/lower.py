@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pdlab.depend import ProgramError
-from pdlab.mesh import DATA_AXES, LOCAL, PARTIAL, Axis, Layout, Mesh, shard
-from pdlab.models.spec import Exchange, Group, Item, Kept, Model, Segment, Tensor
+from pdlab.mesh import Axis, Mesh
+from pdlab.models.spec import Exchange, Item, Model, Segment, Tensor
 from pdlab.ops import Kind, Op, Value
-from pdlab.program import Program, RankProgram, Role, Size, Sized, Type, gradient_layout, tensor_roles
+from pdlab.passes.naming import Names
+from pdlab.program import Program, RankProgram, Role
 from pdlab.signature import Operands
 
 Schedule = Sequence[Sequence[Op]]
@@ -39,7 +40,7 @@ def lower(
             )
     ranks = []
     for rank in range(mesh.size):
-        lowering = _Rank(model, mesh, rows[mesh.data_shard(rank)], stages, optimizer_bytes)
+        lowering = _Rank(stages, Names(model, mesh, rows[mesh.data_shard(rank)], optimizer_bytes))
         for op in schedule[mesh.coordinates[rank][Axis.PP]]:
             lowering.add(op)
         ranks.append(lowering.finish())
@@ -51,23 +52,13 @@ def lower(
 class _Rank:
     """The lowering of one rank: what it has emitted, and how values are called at this point of its list."""
 
-    model: Model
-    mesh: Mesh
-    rows: tuple[int, ...]
     stages: tuple[tuple[Item, ...], ...]
-    optimizer_bytes: int
+    names: Names
     ops: list[Op] = field(default_factory=list)
-    types: dict[Value, Type] = field(default_factory=dict)
-    live_in: set[Value] = field(default_factory=set)
-    losses: set[Value] = field(default_factory=set)
     version: dict[int, int] = field(default_factory=dict)
     forward_version: dict[tuple[int, int], int] = field(default_factory=dict)
-    accumulated: dict[str, tuple[int, int]] = field(default_factory=dict)
-    alias: dict[Value, Value] = field(default_factory=dict)
-    held: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.roles = tensor_roles(self.model)
         self.index = {
             item.name: i
             for stage in self.stages
@@ -87,11 +78,8 @@ class _Rank:
             self._walk(op, items[::-1], version)
 
     def finish(self) -> RankProgram:
-        weights = {f"{group}@{version}" for group, version in self.held.items()}
-        state = {_state(value) for value in weights} if self.optimizer_bytes else set()
-        return RankProgram(
-            tuple(self.ops), self.types, frozenset(self.live_in), frozenset(weights | state | self.losses)
-        )
+        names = self.names
+        return RankProgram(tuple(self.ops), names.types, frozenset(names.live_in), names.live_out())
 
     def _walk(self, op: Op, items: Sequence[Item], version: int) -> None:
         for item in items:
@@ -114,64 +102,61 @@ class _Rank:
         found = make(op, segment)
         index = self.index[segment.name]
         self.ops.append(op._replace(segment=index, inputs=found.reads, writes=found.writes))
+        if found.input_gradients:
+            self._add_up(op, segment)
+
+    def _add_up(self, op: Op, segment: Segment) -> None:
+        """Add what this segment has found for tensors that others take too to what those have found."""
+        for t in segment.graded_inputs:
+            terms = self.names.terms(t, segment.name, op.microbatch)
+            if terms is not None:
+                self.ops.append(Op(Kind.ADD, op.stage, microbatch=op.microbatch, inputs=terms[:2], writes=terms[2:]))
 
     def _forward(self, op: Op, segment: Segment) -> Operands:
         mb = op.microbatch
-        inputs = tuple(self._tensor(t, mb) for t in segment.inputs)
-        outputs = tuple(self._tensor(t, mb) for t in segment.outputs)
-        saved = self._left("saved", Role.SAVED, segment, segment.saved, mb)
-        return Operands(inputs, self._weights(op, segment), outputs=outputs, left=(saved,))
+        inputs = tuple(self.names.tensor(t, mb) for t in segment.inputs)
+        outputs = tuple(self.names.tensor(t, mb) for t in segment.outputs)
+        saved = self.names.left("saved", Role.SAVED, segment, segment.saved, mb)
+        return Operands(inputs, self.names.weights(op, segment), outputs=outputs, left=(saved,))
 
     def _backward_input(self, op: Op, segment: Segment) -> Operands:
         mb = op.microbatch
         return Operands(
-            inputs=tuple(self._tensor(t, mb) for t in segment.kept_inputs),
-            weights=self._weights(op, segment),
-            carried=(self._left("saved", Role.SAVED, segment, segment.saved, mb),),
-            output_gradients=tuple(self._gradient(t, mb) for t in segment.graded_outputs),
-            left=(self._left("pending", Role.PENDING, segment, segment.pending, mb),),
-            input_gradients=tuple(self._gradient(t, mb) for t in segment.graded_inputs),
+            inputs=tuple(self.names.tensor(t, mb) for t in segment.kept_inputs),
+            weights=self.names.weights(op, segment),
+            carried=(self.names.left("saved", Role.SAVED, segment, segment.saved, mb),),
+            output_gradients=tuple(self.names.gradient(t, mb) for t in segment.graded_outputs),
+            left=(self.names.left("pending", Role.PENDING, segment, segment.pending, mb),),
+            input_gradients=tuple(self.names.found_by(segment.name, t, mb) for t in segment.graded_inputs),
         )
 
     def _backward(self, op: Op, segment: Segment) -> Operands:
-        so_far, written = self._accumulate(op, segment)
+        so_far, written = self.names.accumulate(op, segment)
         return self._backward_input(op, segment)._replace(left=(), so_far=so_far, weight_gradients=written)
 
     def _backward_weight(self, op: Op, segment: Segment) -> Operands:
-        so_far, written = self._accumulate(op, segment)
+        so_far, written = self.names.accumulate(op, segment)
         return Operands(
-            inputs=tuple(self._tensor(t, op.microbatch) for t in segment.kept_inputs),
-            carried=(self._left("pending", Role.PENDING, segment, segment.pending, op.microbatch),),
+            inputs=tuple(self.names.tensor(t, op.microbatch) for t in segment.kept_inputs),
+            carried=(self.names.left("pending", Role.PENDING, segment, segment.pending, op.microbatch),),
             so_far=so_far,
             weight_gradients=written,
         )
-
-    def _accumulate(self, op: Op, segment: Segment) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-        """The gradients so far (none for the first microbatch since the last step) and those with this one added."""
-        so_far, written = [], []
-        for group in segment.groups:
-            step, count = self.accumulated.get(group.name, (0, 0))
-            if count:
-                so_far.append(f"{group.name}.g{step}#{count - 1}")
-            written.append(f"{group.name}.g{step}#{count}")
-            self.types[written[-1]] = Type(Role.GRADIENT, group.bytes, gradient_layout(group, self.mesh), group.name)
-            self.accumulated[group.name] = (step, count + 1)
-        return tuple(so_far), tuple(written)
 
     def _step(self, op: Op, items: Sequence[Item]) -> None:
         version = self.version.get(op.stage, 0)
         for index, segment in enumerate(item for item in items if isinstance(item, Segment)):
             for group in segment.groups:
-                step, count = self.accumulated.get(group.name, (0, 0))
+                step, count = self.names.accumulated.get(group.name, (0, 0))
                 if not count:
                     raise ProgramError(f"{op}: stage {op.stage} steps with no backward since its last step; add one")
-                old, new = self._weight(group, version), self._weight(group, version + 1, given=False)
+                old, new = self.names.weight(group, version), self.names.weight(group, version + 1, given=False)
                 inputs, writes = [old, f"{group.name}.g{step}#{count - 1}"], [new]
-                if self.optimizer_bytes:
-                    inputs.append(self._optimizer(group, old))
-                    writes.append(self._optimizer(group, new, given=False))
+                if self.names.optimizer_bytes:
+                    inputs.append(self.names.optimizer(group, old))
+                    writes.append(self.names.optimizer(group, new, given=False))
                 self.ops.append(op._replace(segment=index, inputs=tuple(inputs), writes=tuple(writes)))
-                self.accumulated[group.name] = (step + 1, 0)
+                self.names.accumulated[group.name] = (step + 1, 0)
         self.version[op.stage] = version + 1
 
     # --- exchanges
@@ -180,92 +165,23 @@ class _Rank:
         self, op: Op, item: Exchange, payload: Tensor, result: Tensor, kind: Kind | None, splits: tuple[str, str] | None
     ) -> None:
         mb = op.microbatch
-        source = self._tensor(payload, mb)
+        source = self.names.tensor(payload, mb)
         if kind is None:
-            self.alias[f"{result.name}:{mb}"] = source
+            self.names.alias[f"{result.name}:{mb}"] = source
             return
         inputs = (source, *(f"{name}:{mb}" for name in splits or ()))
-        self._emit_exchange(op, item, kind, inputs, self._tensor(result, mb))
+        self._emit_exchange(op, item, kind, inputs, self.names.tensor(result, mb))
 
     def _exchange_back(self, op: Op, item: Exchange) -> None:
         if item.result.grad is None:
             return
         mb = op.microbatch
-        source = self._gradient(item.result, mb)
+        source = self.names.gradient(item.result, mb)
         if item.backward is None:
-            self.alias[f"d.{item.payload.name}:{mb}"] = source
+            self.names.alias[f"d.{item.payload.name}:{mb}"] = source
             return
         inputs = (source, *(f"{name}:{mb}" for name in reversed(item.splits or ())))
-        self._emit_exchange(op, item, item.backward, inputs, self._gradient(item.payload, mb))
+        self._emit_exchange(op, item, item.backward, inputs, self.names.gradient(item.payload, mb))
 
     def _emit_exchange(self, op: Op, item: Exchange, kind: Kind, inputs: tuple[Value, ...], result: Value) -> None:
         self.ops.append(Op(kind, op.stage, microbatch=op.microbatch, inputs=inputs, writes=(result,), axis=item.axis))
-
-    # --- names and types
-
-    def _tensor(self, t: Tensor, mb: int) -> Value:
-        value = self.alias.get(f"{t.name}:{mb}", f"{t.name}:{mb}")
-        if value not in self.types:
-            role = self.roles[t.name]
-            if role is Role.FEED:
-                self.live_in.add(value)
-            elif role is Role.LOSS:
-                self.losses.add(value)
-            self.types[value] = Type(role, self._size(t, mb), self._row_layout(t, t.layout), t.name)
-        return value
-
-    def _gradient(self, t: Tensor, mb: int) -> Value:
-        value = self.alias.get(f"d.{t.name}:{mb}", f"d.{t.name}:{mb}")
-        if value not in self.types:
-            assert t.grad is not None
-            layout = t.grad if t.name == self.model.loss else self._row_layout(t, t.grad)
-            self.types[value] = Type(Role.ACTIVATION_GRADIENT, self._size(t, mb), layout, t.name)
-            if t.name == self.model.loss:
-                self.live_in.add(value)
-        return value
-
-    def _left(self, what: str, role: Role, segment: Segment, kept: Kept, mb: int) -> Value:
-        value = f"{segment.name}.{what}:{mb}"
-        if value not in self.types:
-            size = self._rows_size(segment.rows, mb, kept.per_row, kept.fixed)
-            self.types[value] = Type(role, size, of=segment.name)
-        return value
-
-    def _weights(self, op: Op, segment: Segment) -> tuple[Value, ...]:
-        return tuple(self._weight(group, op.version) for group in segment.groups)
-
-    def _weight(self, group: Group, version: int, given: bool = True) -> Value:
-        value = f"{group.name}@{version}"
-        if value not in self.types:
-            self.types[value] = Type(Role.WEIGHT, group.bytes, group.layout, group.name)
-            if given and version == 0:
-                self.live_in.add(value)
-        self.held[group.name] = max(version, self.held.get(group.name, 0))
-        return value
-
-    def _optimizer(self, group: Group, weight: Value, given: bool = True) -> Value:
-        value = _state(weight)
-        if value not in self.types:
-            size = group.num_elements * self.optimizer_bytes
-            self.types[value] = Type(Role.OPTIMIZER, size, group.layout, group.name)
-            if given:
-                self.live_in.add(value)
-        return value
-
-    def _size(self, t: Tensor, mb: int) -> Size:
-        return self._rows_size(t.rows, mb, t.row_bytes, 0) if t.per_row else t.row_bytes
-
-    def _rows_size(self, rows: str | None, mb: int, each: int, fixed: int) -> Size:
-        return Sized(f"{rows}:{mb}", each, fixed) if rows else self.rows[mb] * each + fixed
-
-    def _row_layout(self, t: Tensor, layout: Layout) -> Layout:
-        for axis in DATA_AXES:
-            if self.mesh.degree(axis) > 1:
-                spread = shard(0) if t.per_row and not t.rows else PARTIAL if t.name == self.model.loss else LOCAL
-                layout = layout.put(axis, spread)
-        return layout
-
-
-def _state(weight: Value) -> Value:
-    group, version = weight.rsplit("@", 1)
-    return f"{group}.state@{version}"

@@ -1,12 +1,15 @@
 """The networks of the lab as a textbook has them: ordinary modules, whole, on one process.
 
-They share nothing with `pdlab.segments`. From a model spec they take sizes only; their parameters bear the names of the
-spec.
+They share nothing with `pdlab.segments` but the draws of dropout, which are part of what a model says. From a spec
+they take sizes only; their parameters bear the names of the spec.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -14,9 +17,12 @@ from torch.nn import functional
 
 from pdlab.models.spec import Block, Feed, Model
 from pdlab.modules import listed
+from pdlab.noise import keep
 
 PIXELS, SIDE, CLASSES, INTENSITIES = 64, 8, 10, 17
-MLP_BLOCKS = {Block.LINEAR, Block.RELU_LINEAR, Block.CLASSIFIER}
+EMBEDDINGS = {Block.EMBEDDING, Block.VOCABULARY_EMBEDDING}
+SPLIT_MLP_BLOCKS = {Block.ROW_LINEAR, Block.LOG_SUMS, Block.VOCABULARY_LOSS, Block.CROSS_ENTROPY}
+MLP_BLOCKS = {Block.LINEAR, Block.RELU_LINEAR, Block.CLASSIFIER} | SPLIT_MLP_BLOCKS
 
 Batch = tuple[Tensor, Tensor]
 
@@ -43,12 +49,31 @@ class Embedding(nn.Module):
         return self.token[x] + self.position
 
 
+@dataclass(frozen=True)
+class Dropout:
+    """Drops a share `rate` of what it is given; a sample's key and a name say what."""
+
+    rate: float
+    keys: NDArray[np.int64]
+
+    def __call__(self, name: str, x: Tensor) -> Tensor:
+        left = torch.from_numpy(keep(self.keys, name, tuple(x.shape[1:]), self.rate))
+        return torch.where(left, x, 0) / (1 - self.rate)
+
+
+def _nothing(_: str, x: Tensor) -> Tensor:
+    return x
+
+
+Drop = Callable[[str, Tensor], Tensor]
+
+
 class Attention(nn.Module):
     """Pre-norm multi-head attention over all tokens, with its residual."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, name: str, width: int, heads: int, drop: Drop) -> None:
         super().__init__()
-        self.heads = heads
+        self.name, self.heads, self.drop = name, heads, drop
         self.norm = nn.LayerNorm(width)
         self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
 
@@ -56,22 +81,24 @@ class Attention(nn.Module):
         normed = self.norm(x)
         q, k, v = (f(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
         weights = torch.softmax(q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5, dim=-1)
+        weights = self.drop(f"{self.name}.probabilities", weights)
         update: Tensor = self.out((weights @ v).transpose(1, 2).flatten(-2))
-        return x + update
+        return x + self.drop(f"{self.name}.hidden", update)
 
 
 class FeedForward(nn.Module):
     """Pre-norm two-layer perceptron on each token, with its residual."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, name: str, width: int, drop: Drop) -> None:
         super().__init__()
+        self.name, self.drop = name, drop
         self.norm = nn.LayerNorm(width)
         self.up = nn.Linear(width, 4 * width)
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         update: Tensor = self.down(functional.gelu(self.up(self.norm(x))))
-        return x + update
+        return x + self.drop(f"{self.name}.hidden", update)
 
 
 class TokenClassifier(nn.Linear):
@@ -88,10 +115,12 @@ class TokenClassifier(nn.Linear):
 class Transformer(nn.Sequential):
     """`depth` pairs of attention and feed-forward between an embedding and a classifier."""
 
-    def __init__(self, width: int, depth: int, heads: int) -> None:
+    def __init__(self, width: int, depth: int, heads: int, drop: Drop = _nothing) -> None:
         layers: OrderedDict[str, nn.Module] = OrderedDict(embed=Embedding(width))
         for i in range(depth):
-            layers |= {f"attn{i}": Attention(width, heads), f"ffn{i}": FeedForward(width)}
+            attention, feed_forward = f"attn{i}", f"ffn{i}"
+            layers[attention] = Attention(attention, width, heads, drop)
+            layers[feed_forward] = FeedForward(feed_forward, width, drop)
         super().__init__(layers | {"head": TokenClassifier(width)})
 
 
@@ -147,39 +176,56 @@ class Experts(nn.Module):
         return logits
 
 
-def build(model: Model) -> nn.Module:
-    """The whole, unsharded network of a spec, freshly initialised from torch's global generator."""
+def build(model: Model, keys: NDArray[np.int64] | None = None) -> nn.Module:
+    """The whole, unsharded network of a spec, freshly initialised from torch's global generator.
+
+    `keys` are those of the samples that it will be given, for models with dropout.
+    """
     segments, blocks = list(model.segments.values()), blocks_of(model)
     if blocks == {Block.MODULE}:
         return nn.Sequential(OrderedDict((f"layer{i}", module) for i, module in enumerate(listed(model.code))))
     first = segments[0].groups[0].params[0].shape
     if Block.ROUTER in blocks:
         return Experts(first[0], model.segments["router"].option("experts"))
-    if Block.EMBEDDING in blocks:
-        heads = [segment.option("heads") for segment in segments if segment.block is Block.ATTENTION]
-        return Transformer(first[1], len(heads), heads[0] if heads else 1)
+    if blocks & EMBEDDINGS:
+        said = dict(model.recipe[1])
+        width, depth, heads = (int(said[name]) for name in ("width", "depth", "heads"))
+        return Transformer(width, depth, heads, _dropout(float(said.get("dropout", 0)), keys))
     if Block.CONVOLUTION in blocks:
         return Cnn(first[0], len(segments))
     if blocks <= MLP_BLOCKS:
-        return Mlp(first[0], len(segments))
+        return Mlp(first[0], len(model.layers))
     raise ValueError(f"model {model.name!r} is only numbers, not a network; use an mlp, transformer, cnn or experts")
+
+
+def without_dropout(model: Model) -> Model:
+    maker, said = model.recipe
+    return replace(model, recipe=(maker, tuple((name, value) for name, value in said if name != "dropout")))
+
+
+def _dropout(rate: float, keys: NDArray[np.int64] | None) -> Drop:
+    if not rate:
+        return _nothing
+    if keys is None:
+        raise ValueError("the model has dropout; give the keys of the samples, from which it is drawn")
+    return Dropout(rate, keys)
 
 
 def blocks_of(model: Model) -> set[Block]:
     return {segment.block for segment in model.segments.values()}
 
 
-def skeleton(model: Model) -> nn.Module:
+def skeleton(model: Model, keys: NDArray[np.int64] | None = None) -> nn.Module:
     """The network, to be called with parameters from outside: without memory of its own, but for a user's modules."""
     with torch.device("cpu" if model.code else "meta"):
-        return build(model)
+        return build(model, keys)
 
 
 def inputs(model: Model, pixels: NDArray[Any], labels: NDArray[Any], dtype: torch.dtype) -> Batch:
     """Pixels and labels as this model takes them: intensities as tokens, or scaled to 0..1, as images for a CNN."""
     target = torch.tensor(labels, dtype=torch.int64)
     blocks = blocks_of(model)
-    if Block.EMBEDDING in blocks or model.feeds[0].feed is Feed.TOKENS:
+    if blocks & EMBEDDINGS or model.feeds[0].feed is Feed.TOKENS:
         return torch.tensor(pixels, dtype=torch.int64), target
     x = torch.tensor(pixels, dtype=dtype) / 16
     return x.reshape(-1, 1, SIDE, SIDE) if Block.CONVOLUTION in blocks else x, target

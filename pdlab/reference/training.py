@@ -3,29 +3,34 @@
 from collections.abc import Iterable
 from math import inf, isfinite
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
 from pdlab.models.spec import Model
-from pdlab.reference.networks import Batch, skeleton
+from pdlab.reference.networks import Batch, skeleton, without_dropout
 
 Parameters = dict[str, Tensor]
 
 
-def gradients(model: Model, parameters: Parameters, x: Tensor, target: Tensor) -> tuple[float, Parameters]:
-    """The mean cross-entropy of a batch and its gradient, in the dtype of the parameters."""
+def gradients(
+    model: Model, parameters: Parameters, x: Tensor, target: Tensor, keys: NDArray[np.int64] | None = None
+) -> tuple[float, Parameters]:
+    """The mean cross-entropy of a batch and its gradient, in the dtype of the parameters. `keys` is for dropout."""
     leaves = leaves_of(parameters)
-    network = skeleton(model)
+    network = skeleton(model, keys)
     _require_alike(leaves, dict(network.named_parameters()))
-    loss = functional.cross_entropy(functional_call(network, leaves, x), target)
+    smoothing = float(dict(model.recipe[1]).get("smoothing", 0))
+    loss = functional.cross_entropy(functional_call(network, leaves, x), target, label_smoothing=smoothing)
     return loss.item(), differentiate(loss, leaves)
 
 
 def logits(model: Model, parameters: Parameters, x: Tensor) -> Tensor:
-    """What the network answers, [n, classes]."""
-    network = skeleton(model)
+    """What the network answers, [n, classes]; nothing is dropped."""
+    network = skeleton(without_dropout(model))
     _require_alike(parameters, dict(network.named_parameters()))
     with torch.no_grad():
         answers: Tensor = functional_call(network, parameters, x)

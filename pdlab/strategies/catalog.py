@@ -5,12 +5,25 @@ A hybrid is no strategy of its own: `1f1b` with --dp 2 --tp 2 is the same schedu
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from pdlab.collector import paused
 from pdlab.mesh import Axis, Mesh
 from pdlab.models.spec import Model
+from pdlab.models.split import Split
 from pdlab.ops import Op
-from pdlab.passes import all_reduce_gradients, assign_streams, consume_last_uses, insert_messages, lower, shard_weights
+from pdlab.passes import (
+    Recompute,
+    all_reduce_gradients,
+    assign_streams,
+    consume_last_uses,
+    gather_again,
+    insert_messages,
+    lower,
+    overlap_weight_gradients,
+    recompute,
+    shard_weights,
+)
 from pdlab.program import Program, split_rows
 from pdlab.strategies.data_parallel import single
 from pdlab.strategies.pipeline import gpipe, one_f_one_b, zb_h1
@@ -22,7 +35,8 @@ class Plan:
 
     `batch` counts the samples of a step over all ranks; None is one for each microbatch of each data shard. `buckets`
     is how many pieces the gradients are summed in, `prefetch` how many gathers of ZeRO-3 run ahead, `optimizer_bytes`
-    the optimizer state per weight.
+    the optimizer state per weight. `split` says what `tp` ranks split of a layer, `recompute` what is run again before
+    its backward; with `overlap` weight gradients run under the collective of their input gradient.
     """
 
     pp: int = 1
@@ -34,12 +48,17 @@ class Plan:
     buckets: int = 4
     prefetch: int = 1
     optimizer_bytes: int = 0
+    split: Split = Split.TENSOR
+    recompute: Recompute = Recompute.NONE
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                continue
             least = 0 if field.name in ("prefetch", "optimizer_bytes") else 1
-            if value is not None and value < least:
+            if value < least:
                 raise ValueError(f"{field.name} is {value}; give a whole number of at least {least}")
 
     @property
@@ -58,7 +77,8 @@ Generator = Callable[[int, int, int], Iterable[Op]]
 
 @dataclass(frozen=True)
 class Strategy:
-    """A schedule with its name. `axis` is where it uses its ranks; None means that it runs on one."""
+    """A schedule with its name. `axis` is where it uses its ranks; None means that it runs on one. `split` is how it
+    splits layers, if that is what it is about."""
 
     name: str
     summary: str
@@ -66,10 +86,16 @@ class Strategy:
     schedule: Generator
     passes: tuple[Callable[[Program, Plan], Program], ...] = ()
     bucketed: bool = True
+    split: Split | None = None
 
     def on(self, ranks: int, plan: Plan) -> Plan:
         """The plan with `ranks` ranks on the strategy's own axis."""
-        return replace(plan, **{self.axis.value: ranks}) if self.axis else plan
+        degrees: dict[str, Any] = {self.axis.value: ranks} if self.axis else {}
+        return self.chosen(replace(plan, **degrees))
+
+    def chosen(self, plan: Plan) -> Plan:
+        """The plan with what the strategy's name says about it."""
+        return replace(plan, split=self.split) if self.split else plan
 
 
 def _whole_model(stage: int, num_stages: int, num_microbatches: int) -> Iterable[Op]:
@@ -91,7 +117,14 @@ STRATEGIES = (
     Strategy("ddp", "data parallel; buckets of gradients summed under the backward", Axis.DP, _whole_model),
     Strategy("zero3", "data parallel; weights, gradients and state sharded, weights gathered ahead of use", Axis.DP,
              _whole_model, (_shard,)),
-    Strategy("tensor", "tensor parallel; column-then-row attention and MLP (Megatron)", Axis.TP, _whole_model),
+    Strategy("column", "tensor parallel; every linear split by columns, its output gathered", Axis.TP, _whole_model,
+             split=Split.COLUMN),
+    Strategy("row", "tensor parallel; every linear split by rows, its input split first", Axis.TP, _whole_model,
+             split=Split.ROW),
+    Strategy("tensor", "tensor parallel; column-then-row attention and MLP (Megatron)", Axis.TP, _whole_model,
+             split=Split.TENSOR),
+    Strategy("sequence", "tensor parallel; and between the blocks each rank has its own tokens only", Axis.TP,
+             _whole_model, split=Split.SEQUENCE),
     Strategy("gpipe", "pipeline; all forwards, then all backwards", Axis.PP, gpipe),
     Strategy("1f1b", "pipeline; one forward, one backward (PipeDream-Flush)", Axis.PP, one_f_one_b),
     Strategy("zb_h1", "pipeline; 1F1B with the backward split, weight gradients fill the bubbles", Axis.PP, zb_h1),
@@ -131,6 +164,9 @@ def lower_schedule(
     program = lower(
         name, schedule, model, plan.mesh, plan.rows, num_stages=stages, optimizer_bytes=plan.optimizer_bytes
     )
+    program = recompute(program, plan.recompute)
+    program = gather_again(program) if plan.split is Split.SEQUENCE else program
+    program = overlap_weight_gradients(program) if plan.overlap else program
     program = insert_messages(program)
     for own in passes:
         program = own(program, plan)

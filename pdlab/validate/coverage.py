@@ -23,6 +23,7 @@ FLOWING = frozenset(
 
 SOURCES = {
     Kind.FORWARD: FLOWING,
+    Kind.RECOMPUTE: FLOWING,
     Kind.BACKWARD: frozenset({Role.ACTIVATION_GRADIENT}),
     Kind.BACKWARD_INPUT: frozenset({Role.ACTIVATION_GRADIENT}),
     Kind.BACKWARD_WEIGHT: frozenset({Role.PENDING}),
@@ -82,12 +83,14 @@ class _Sets:
     def alone(self, row: int) -> None:
         op = self.graph.ops[row]
         match op.kind:
-            case Kind.FORWARD | Kind.BACKWARD | Kind.BACKWARD_INPUT | Kind.BACKWARD_WEIGHT:
+            case Kind.FORWARD | Kind.RECOMPUTE | Kind.BACKWARD | Kind.BACKWARD_INPUT | Kind.BACKWARD_WEIGHT:
                 self._pass(row, op)
             case Kind.STEP:
                 self._step(row, op)
             case Kind.ADD:
                 self._add(row, op)
+            case Kind.SPLIT:
+                self._split(row, op)
             case Kind.FINITE | Kind.FREE:
                 pass
             case Kind.SEND | Kind.RECV | Kind.ALL_REDUCE | Kind.ALL_GATHER | Kind.REDUCE_SCATTER | Kind.ALL_TO_ALL:
@@ -98,7 +101,7 @@ class _Sets:
     def _pass(self, row: int, op: Op) -> None:
         rank = self.graph.rank_of[row]
         held, given = self.held[rank], payload(op.inputs)
-        pattern = self.needs.of(op, len(given))
+        pattern = self.needs.of(op)
         assert pattern is not None
         own = 1 << self.samples.first_bit[rank] + op.microbatch
         others, sources = ~self.samples.microbatches[op.microbatch], SOURCES[op.kind]
@@ -142,6 +145,12 @@ class _Sets:
             held[total] = self._sum(row, total, (first, second))
         else:
             held[total] = self._one_microbatch(row, first | second)
+
+    def _split(self, row: int, op: Op) -> None:
+        """A shard of every sample's values is made of as many samples."""
+        held = self.held[self.graph.rank_of[row]]
+        (whole,), (piece,) = payload(op.inputs), payload(op.writes)
+        held[piece] = held[whole]
 
     def _step(self, row: int, op: Op) -> None:
         rank, samples = self.graph.rank_of[row], self.samples

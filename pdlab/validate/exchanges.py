@@ -2,8 +2,10 @@
 
     ALL_REDUCE      partial -> replicated          ALL_GATHER   flat or shard  -> replicated
     REDUCE_SCATTER  partial -> flat or shard       ALL_TO_ALL   shard or local -> shard or local
+    SPLIT           replicated -> shard (nothing moves)
 
-A collective on an activation is one that the model asks for: one of its exchanges, forward or backward.
+A collective on an activation is one that the model asks for: one of its exchanges, forward or backward. Only cutting a
+value and gathering its pieces is always allowed, since that changes nothing but where it lies.
 """
 
 from pdlab.depend import Graph, ProgramError
@@ -18,8 +20,12 @@ TURNS: dict[Kind, tuple[tuple[Spread | None, ...], tuple[Spread | None, ...]]] =
     Kind.ALL_GATHER: ((Spread.FLAT, Spread.SHARD), (None,)),
     Kind.REDUCE_SCATTER: ((Spread.PARTIAL,), (Spread.FLAT, Spread.SHARD)),
     Kind.ALL_TO_ALL: ((Spread.SHARD, Spread.LOCAL), (Spread.SHARD, Spread.LOCAL)),
+    Kind.SPLIT: ((None,), (Spread.SHARD,)),
 }
 """What a collective takes and makes along its own axis; None is replicated."""
+
+MOVES = frozenset({Kind.SPLIT, Kind.ALL_GATHER})
+"""What leaves a value as it is, and only lays it out differently."""
 
 ROW_ROLES = frozenset({Role.FEED, Role.ACTIVATION, Role.ACTIVATION_GRADIENT, Role.FACT, Role.LOSS})
 """Values with a row for each sample, or made of such: what the exchanges of a model move."""
@@ -62,7 +68,7 @@ def check_message(graph: Graph, first: int, second: int) -> None:
 def check_collective(graph: Graph, rows: tuple[int, ...], allowed: Exchanges) -> None:
     """All members handle the same, and it is something that the collective can do."""
     for row in rows:
-        _check_member(graph, row, allowed)
+        check_member(graph, row, allowed)
     first = _side(graph, rows[0])
     for row in rows[1:]:
         other = _side(graph, row)
@@ -84,13 +90,14 @@ def _side(graph: Graph, row: int) -> list[Type]:
     return [t._replace(size=0) for t in found] if op.kind is Kind.ALL_TO_ALL else found
 
 
-def _check_member(graph: Graph, row: int, allowed: Exchanges) -> None:
+def check_member(graph: Graph, row: int, allowed: Exchanges) -> None:
+    """One member of a collective, or an op that cuts a value on its own: what it makes of what."""
     op, types = graph.ops[row], types_of(graph, row)
     given = [types[value] for value in payload(op.inputs)]
     made = [types[value] for value in payload(op.writes)]
     for i, (before, after) in enumerate(zip(given, made, strict=False)):
         _check_turn(graph, row, i, before, after)
-    if given[0].role in ROW_ROLES:
+    if given[0].role in ROW_ROLES and not (op.kind in MOVES and given[0].of == made[0].of):
         _check_exchange(graph, row, given, made, allowed)
 
 

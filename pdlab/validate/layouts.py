@@ -10,7 +10,7 @@ from pdlab.depend import Graph, ProgramError
 from pdlab.mesh import PARTIAL, REPLICATED, Layout, Spread
 from pdlab.ops import COMMUNICATION_KINDS, Kind, Value, payload
 from pdlab.program import Role
-from pdlab.validate.exchanges import check_collective, check_degrees, check_message
+from pdlab.validate.exchanges import check_collective, check_degrees, check_member, check_message
 from pdlab.validate.faults import fault, say, types_of
 from pdlab.validate.needs import Need, Needs, exchanges_of
 
@@ -22,7 +22,7 @@ def check_layouts(graph: Graph, events: list[int], needs: Needs) -> None:
     for event in events:
         rows = graph.members[event]
         match graph.ops[rows[0]].kind:
-            case Kind.FORWARD | Kind.BACKWARD | Kind.BACKWARD_INPUT | Kind.BACKWARD_WEIGHT:
+            case Kind.FORWARD | Kind.RECOMPUTE | Kind.BACKWARD | Kind.BACKWARD_INPUT | Kind.BACKWARD_WEIGHT:
                 _check_pass(graph, rows[0], needs)
             case Kind.STEP:
                 _check_step(graph, rows[0], needs)
@@ -30,6 +30,8 @@ def check_layouts(graph: Graph, events: list[int], needs: Needs) -> None:
                 _check_add(graph, rows[0])
             case Kind.FINITE:
                 _check_finite(graph, rows[0])
+            case Kind.SPLIT:
+                check_member(graph, rows[0], allowed)
             case Kind.FREE:
                 pass
             case Kind.SEND | Kind.RECV:
@@ -50,8 +52,8 @@ def _check_pass(graph: Graph, row: int, needs: Needs) -> None:
     if not 0 <= op.microbatch < program.num_microbatches:
         raise fault(graph, row, f"names a microbatch that is none of the {program.num_microbatches}")
     given, written = payload(op.inputs), payload(op.writes)
-    pattern = needs.of(op, len(given))
-    if pattern is None or len(written) != len(pattern[1]):
+    pattern = needs.of(op)
+    if pattern is None:
         raise _miscounted(graph, row, needs)
     num_rows = needs.rows[graph.rank_of[row]][op.microbatch]
     for value, need in zip((*given, *written), (*pattern[0], *pattern[1]), strict=True):

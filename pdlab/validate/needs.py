@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pdlab.mesh import DATA_AXES, REPLICATED, Axis, Layout, Mesh, Spread
 from pdlab.models.spec import Exchange, Group, Kept, Model, Segment, Tensor
-from pdlab.ops import Kind, Op, Value
+from pdlab.ops import FORWARD_KINDS, Kind, Op, Value, payload
 from pdlab.program import Program, Role, Size, Sized, Type, gradient_layout, tensor_roles
 from pdlab.signature import Operands
 
@@ -59,7 +59,7 @@ class Needs:
     """Looked up once for each kind of pass on each segment."""
 
     program: Program
-    known: dict[tuple[Kind, int, int, int], Pattern | None] = field(default_factory=dict)
+    known: dict[tuple[Kind, int, int, int, int], Pattern | None] = field(default_factory=dict)
 
     @cached_property
     def rows(self) -> list[tuple[int, ...]]:
@@ -73,23 +73,25 @@ class Needs:
             return None
         return self.program.model.segments[stages[op.stage][op.segment]]
 
-    def of(self, op: Op, num_given: int) -> Pattern | None:
-        """The pattern of a pass with so many inputs, with or without gradients so far, or None."""
-        key = (op.kind, op.stage, op.segment, num_given)
+    def of(self, op: Op) -> Pattern | None:
+        """The pattern of a pass with as many operands, with or without gradients so far or something saved; or None."""
+        counts = len(payload(op.inputs)), len(payload(op.writes))
+        key = (op.kind, op.stage, op.segment, *counts)
         if key not in self.known:
             segment = self.segment(op)
             assert segment is not None
             patterns = self.patterns(op.kind, segment)
-            self.known[key] = next((p for p in patterns if len(p[0]) == num_given), None)
+            self.known[key] = next((p for p in patterns if tuple(map(len, p)) == counts), None)
         return self.known[key]
 
     def patterns(self, kind: Kind, segment: Segment) -> list[Pattern]:
-        """The shorter one first: without gradients so far."""
+        """The usual one first: without gradients so far; of a forward, with what it saves."""
         both = (False, True) if kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT) and segment.groups else (False,)
-        return [_pattern(self.program, kind, segment, so_far) for so_far in both]
+        saves = (True, False) if kind is Kind.FORWARD else (True,)
+        return [_pattern(self.program, kind, segment, so_far, saved) for so_far in both for saved in saves]
 
 
-def _pattern(program: Program, kind: Kind, segment: Segment, so_far: bool) -> Pattern:
+def _pattern(program: Program, kind: Kind, segment: Segment, so_far: bool, saves: bool) -> Pattern:
     table: dict[Value, Need] = {}
 
     def these(what: str, needs: Iterable[Need]) -> tuple[Value, ...]:
@@ -98,7 +100,7 @@ def _pattern(program: Program, kind: Kind, segment: Segment, so_far: bool) -> Pa
         return tuple(named)
 
     model = program.model
-    forward, split_input = kind is Kind.FORWARD, kind is Kind.BACKWARD_INPUT
+    forward, split_input = kind in FORWARD_KINDS, kind is Kind.BACKWARD_INPUT
     to_input, to_weights = kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT), kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
     saved = Need(Role.SAVED, segment.name, own_rows=segment.rows is None)
     pending = saved._replace(role=Role.PENDING)
@@ -110,7 +112,7 @@ def _pattern(program: Program, kind: Kind, segment: Segment, so_far: bool) -> Pa
         output_gradients=these("dy", _each(_gradient, model, segment.graded_outputs if to_input else ())),
         so_far=these("so far", gradients if so_far else ()),
         outputs=these("output", _each(_tensor, model, segment.outputs if forward else ())),
-        left=these("left", (saved,) if forward else (pending,) if split_input else ()),
+        left=these("left", (saved,) * saves if forward else (pending,) if split_input else ()),
         input_gradients=these("dx", _each(_gradient, model, segment.graded_inputs if to_input else ())),
         weight_gradients=these("dw", gradients if to_weights else ()),
     )

@@ -20,6 +20,7 @@ NUM_OPERANDS = {
     Kind.ADD: ((2, 2), (1, 1)),
     Kind.FINITE: ((1, inf), (1, 1)),
     Kind.FREE: ((1, inf), (0, 0)),
+    Kind.SPLIT: ((1, 1), (1, 1)),
 }
 """The least and the most values, tokens apart, that an op reads and writes."""
 
@@ -67,8 +68,8 @@ def _wrong_partner(program: Program, rank: int, op: Op) -> str | None:
     last = program.mesh.size - 1
     if op.kind in P2P_KINDS and (op.peer == rank or not 0 <= op.peer <= last):
         return f"names rank {op.peer} as its peer; name another of the ranks 0 to {last}"
-    if op.kind in COLLECTIVE_KINDS and op.axis is None:
-        return "names no mesh axis; a collective joins the ranks of one axis"
+    if (op.kind in COLLECTIVE_KINDS or op.kind is Kind.SPLIT) and op.axis is None:
+        return "names no mesh axis; what it moves or cuts lies along the ranks of one axis"
     return None
 
 

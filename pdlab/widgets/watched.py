@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from pdlab.compare import Comparison, compare, lab_transformer
+from pdlab.compare import Comparison, compare
+from pdlab.lab import lab_transformer
 from pdlab.launch import Ranks
 from pdlab.program import Program
 from pdlab.strategies import Plan, build, get
@@ -21,7 +22,7 @@ def compare_scenario(scenario: Scenario, unit: float, ranks: Ranks, steps: int, 
     plan = Plan(pp=scenario.pp, microbatches=scenario.microbatches, batch=ROWS * scenario.microbatches)
 
     def program_of(itemsize: int) -> Program:
-        return build(get(scenario.strategy), plan, lab_transformer(1, itemsize, depth_for(scenario.pp)))
+        return build(get(scenario.strategy), plan, lab_transformer(plan, itemsize, depth_for(scenario.pp)))
 
     def tell(share: float) -> None:
         enter(Stage("running", steps, share) if share < 1 else Stage("checking gradients"))

@@ -1,0 +1,91 @@
+"""The sizes of a transformer and how it is split: what all of its segments are made from."""
+
+from dataclasses import dataclass
+
+from pdlab.mesh import Layout
+from pdlab.models.digits import KEYS
+from pdlab.models.spec import Kept, Tensor
+from pdlab.models.split import WHOLE, Split, along, check_degree, check_divides
+
+GROWTH = 4
+"""How many times wider a feed-forward layer is inside."""
+
+STATISTICS = 2
+"""Numbers that a norm keeps of each token: its mean and the inverse of its spread."""
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """`tokens` s, `width` h, `heads` a, `itemsize` e bytes, `tp` t ranks in the tensor group."""
+
+    tokens: int
+    width: int
+    heads: int
+    itemsize: int
+    tp: int
+    split: Split
+    dropout: float
+    smoothing: float
+
+    def __post_init__(self) -> None:
+        if min(self.width, self.heads, self.tokens) < 1:
+            raise ValueError(f"width {self.width}, heads {self.heads}, tokens {self.tokens}; each is at least 1")
+        if not (0 <= self.dropout < 1 and 0 <= self.smoothing < 1):
+            raise ValueError(f"dropout {self.dropout}, smoothing {self.smoothing}; each is at least 0 and below 1")
+        check_degree(self.tp)
+        if self.width % self.heads or self.heads % self.tp:
+            raise ValueError(
+                f"width {self.width}, {self.heads} heads, tp {self.tp}: the heads must divide the width, and tp must "
+                "divide the heads"
+            )
+        if self.split not in (Split.TENSOR, Split.SEQUENCE):
+            raise ValueError(f"a transformer has no split {self.split.value!r}; use tensor or sequence, or an mlp")
+        if self.sharded:
+            check_divides("tokens", self.tokens, self.tp)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each rank has only its own tokens between the blocks."""
+        return self.split is Split.SEQUENCE and self.tp > 1
+
+    @property
+    def own_tokens(self) -> int:
+        """The tokens that a rank has between the blocks."""
+        return self.tokens // self.tp if self.sharded else self.tokens
+
+    @property
+    def stream(self) -> Layout:
+        """How the hidden state lies on the ranks between the blocks."""
+        return along(1) if self.sharded else WHOLE
+
+    @property
+    def place(self) -> Layout:
+        """How the positions lie on the ranks: like the tokens that they belong to."""
+        return along(0) if self.sharded else WHOLE
+
+    def hidden(self, name: str, layout: Layout | None = None, grad: Layout | None = None) -> Tensor:
+        """A hidden state in a layout (default: that between the blocks); its gradient has the same one if not said
+        otherwise."""
+        layout = self.stream if layout is None else layout
+        tokens = self.own_tokens if layout == along(1) else self.tokens
+        return Tensor(name, (tokens, self.width), self.itemsize, layout, layout if grad is None else grad)
+
+    def drop(self) -> tuple[Tensor, ...]:
+        """The input that dropout needs."""
+        return (KEYS,) if self.dropout else ()
+
+    @property
+    def rates(self) -> tuple[tuple[str, float], ...]:
+        return (("dropout", self.dropout),) if self.dropout else ()
+
+    def attention_kept(self) -> Kept:
+        """What attention holds of one sample besides its input: q, k, v, the context, the probabilities of this rank's
+        heads; with dropout their masks, of one byte each, and the probabilities that are left."""
+        s, e = self.tokens, self.itemsize
+        scores = self.heads // self.tp * s * s
+        dropped = (e + 1) * scores if self.dropout else 0
+        return Kept(e * (4 * s * self.width // self.tp + scores) + dropped)
+
+    def mask(self, tokens: int) -> int:
+        """Bytes that dropout of a hidden state holds of one sample."""
+        return tokens * self.width if self.dropout else 0

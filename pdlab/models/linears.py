@@ -1,0 +1,119 @@
+"""A chain of linears over a tensor group: each split by columns, each by rows, or the two in turn.
+
+    column   y_i = x W_i^T + b_i       Every rank has all of x and makes its columns of y: forward, nothing moves.
+                                       Backward, each finds a part of dx, and the parts are summed (ALL_REDUCE).
+    row      y = sum_i x_i W_i^T + b   Every rank has its columns of x and makes a part of y, and the parts are summed
+                                       (ALL_REDUCE). Backward, dx_i = dy W_i: nothing moves.
+    tensor   column, then row          The columns that the first makes are the columns that the second takes.
+
+(Shoeybi et al. 2019, arXiv:1909.08053, section 3.) Alone, a column-parallel linear leaves an output to be gathered, and
+a row-parallel one wants an input to be split first, whose gradient is then gathered: that is where the collectives come
+from that are often said to be part of the linears. The row-parallel bias is contributed as 1/t by each rank inside the
+sum, so each rank finds a part of its gradient.
+"""
+
+from pdlab.models.digits import CLASSES, PIXELS, TARGET, loss_tensor
+from pdlab.models.spec import Block, Feed, Flops, Group, Item, Kept, Param, Segment, Tensor
+from pdlab.models.split import PART, WHOLE, Split, along, check_degree, check_divides, exchange
+from pdlab.models.vocabulary import classifier
+
+
+def linears(width: int, depth: int, itemsize: int, tp: int, split: Split) -> tuple[tuple[Item, ...], ...]:
+    """The layers of an MLP over `tp` > 1 ranks; `layers[0][0]` is the segment that is fed."""
+    check_degree(tp)
+    check_divides("width", width, tp)
+    if split is Split.SEQUENCE:
+        raise ValueError("an mlp has no split 'sequence', since it has no tokens; use tensor, column or row")
+    layers: list[tuple[Item, ...]] = []
+    x = _pixels(itemsize, tp, split)
+    for i in range(depth):
+        make = _row if _by_rows(i, split) else _column
+        whole_after = not _by_rows(i + 1, split) or split is Split.ROW
+        items = make(i, x, None if i == depth - 1 else width, itemsize, tp, whole_after)
+        layers.append(items)
+        x = _result(items[-1])
+    return tuple(layers)
+
+
+def _by_rows(i: int, split: Split) -> bool:
+    return split is Split.ROW or (split is Split.TENSOR and i % 2 == 1)
+
+
+def _pixels(itemsize: int, tp: int, split: Split) -> Tensor:
+    """All pixels of a sample, or each rank's own."""
+    layout, size = (along(1), PIXELS // tp) if split is Split.ROW else (WHOLE, PIXELS)
+    return Tensor("x", (size,), itemsize, layout, grad=None, feed=Feed.SCALED_PIXELS)
+
+
+def _result(item: Item) -> Tensor:
+    return item.outputs[0] if isinstance(item, Segment) else item.result
+
+
+def _name(i: int, width: int | None) -> str:
+    return f"fc{i}" if width is not None else "head"
+
+
+def _column(i: int, x: Tensor, width: int | None, itemsize: int, tp: int, whole_after: bool) -> tuple[Item, ...]:
+    name, block = _name(i, width), Block.RELU_LINEAR if i else Block.LINEAR
+    entered = Tensor(f"{x.name}.in", x.shape, itemsize, WHOLE, PART) if i else x
+    before = (exchange(f"{name}.f", x, entered),) if i else ()
+    if width is None:
+        return (*before, *classifier(name, block, entered, tp, itemsize))
+    fan_in, mine = x.shape[0], width // tp
+    relu, flops = bool(i), 2 * fan_in * mine
+    whole = Tensor(f"h{i + 1}", (width,), itemsize)
+    own = Tensor(f"h{i + 1}.own" if whole_after else f"h{i + 1}", (mine,), itemsize, along(1), along(1))
+    linear = Segment(
+        name=name,
+        block=block,
+        inputs=(entered,),
+        outputs=(own,),
+        groups=(_columns(name, width, fan_in, itemsize, tp),),
+        keeps=() if relu else (entered.name,),
+        saved=Kept(fan_in * itemsize if relu else 0),
+        pending=Kept((mine + (fan_in if relu else 0)) * itemsize),
+        flops=Flops(flops, flops if i else 0, flops),
+    )
+    return (*before, linear, *((exchange(f"{name}.gather", own, whole),) if whole_after else ()))
+
+
+def _columns(name: str, width: int, fan_in: int, itemsize: int, tp: int) -> Group:
+    params = (Param("weight", (width, fan_in), 0), Param("bias", (width,), 0))
+    return Group(f"{name}.w", params, itemsize, along(0), along(0), tp)
+
+
+def _row(i: int, x: Tensor, width: int | None, itemsize: int, tp: int, _: bool) -> tuple[Item, ...]:
+    name, out = _name(i, width), CLASSES if width is None else width
+    split_already = x.layout == along(1)
+    own = x if split_already else Tensor(f"{x.name}.own", (x.shape[0] // tp,), itemsize, along(1), along(1))
+    y = "logits" if width is None else f"h{i + 1}"
+    part, whole = Tensor(f"{y}.part", (out,), itemsize, PART, WHOLE), Tensor(y, (out,), itemsize)
+    relu, fan_in = bool(i), own.shape[0]
+    flops = 2 * fan_in * out
+    weight = Group(f"{name}.w", (Param("weight", (out, fan_in * tp), 1),), itemsize, along(0), along(0), tp)
+    linear = Segment(
+        name=name,
+        block=Block.ROW_LINEAR,
+        inputs=(own,),
+        outputs=(part,),
+        groups=(weight, Group(f"{name}.bias", (Param("bias", (out,)),), itemsize, WHOLE, PART)),
+        keeps=() if relu else (own.name,),
+        saved=Kept(fan_in * itemsize if relu else 0),
+        pending=Kept((out + (fan_in if relu else 0)) * itemsize, fixed=out * itemsize),
+        flops=Flops(flops, flops if i else 0, flops),
+        options=(("relu", int(relu)), ("tp", tp)),
+    )
+    before = () if split_already else (exchange(f"{name}.cut", x, own),)
+    after = exchange(f"{name}.g", part, whole)
+    return (*before, linear, after, *((_cross_entropy(whole, itemsize),) if width is None else ()))
+
+
+def _cross_entropy(logits: Tensor, itemsize: int) -> Segment:
+    return Segment(
+        name="loss",
+        block=Block.CROSS_ENTROPY,
+        inputs=(logits, TARGET),
+        outputs=(loss_tensor(itemsize),),
+        keeps=("target",),
+        saved=Kept(CLASSES * itemsize, fixed=itemsize),
+    )
