@@ -57,7 +57,6 @@ class Comparison:
         mode = self.measured.provenance.mode
         return {
             "strategy": self.predicted.program.name,
-            "model": self.predicted.program.model.recipe[0],
             "ranks": self.predicted.program.mesh.size,
             "microbatches": self.predicted.program.num_microbatches,
             "mode": mode.value,

@@ -92,6 +92,7 @@ def compare_all(chosen: Sequence[Strategy], given: Namespace) -> None:
     for program_of in made.values():
         validate(program_of(4))
     make_folder(given.out)
+    _say_other_models(made)
     done: list[Comparison] = []
     with pool_of(given, given.ranks) as (pool, costs):
         for name, program_of in (bar := tqdm(list(made.items()), unit="strategy", leave=False)):
@@ -107,6 +108,13 @@ def _suits(strategy: Strategy, given: Namespace) -> bool:
         return True
     print(f"{strategy.name}: left out, model {given.model} cannot be split so", flush=True)
     return False
+
+
+def _say_other_models(made: dict[str, ProgramOf]) -> None:
+    """Without `--model`, what a transformer has no form of runs on another model."""
+    others = [name for name, program_of in made.items() if program_of(4).model.recipe[0] == "mlp"]
+    if others and len(others) < len(made):
+        print(f"{', '.join(others)}: on the mlp, since a transformer cannot be split so", flush=True)
 
 
 def _write(done: Sequence[Comparison], folder: Path) -> None:

@@ -2,7 +2,7 @@
 alike."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,8 +13,10 @@ from pdlab.execute.result import Result
 from pdlab.execute.settings import Settings
 from pdlab.mesh import Axis, Mesh
 from pdlab.models import Model
+from pdlab.models.split import Split
 from pdlab.optimizers import MasterSgd, Sgd
 from pdlab.passes import (
+    Recompute,
     all_reduce_gradients,
     assign_streams,
     consume_last_uses,
@@ -55,9 +57,9 @@ def small_transformer(tp: int = 1, split: str = "tensor", dropout: float = 0.0) 
     return models.transformer(width=16, depth=2, heads=8, itemsize=8, tp=tp, split=split, dropout=dropout)
 
 
-def synchronous(program: Program, seed: int = 0) -> Case:
+def synchronous(program: Program, seed: int = 0, batch: Batch | None = None) -> Case:
     """A strategy that must give the gradients of the whole batch on one process."""
-    batch = digits_batch(program.batch)
+    batch = batch or digits_batch(program.batch)
     parameters = initial_parameters(program.model, seed, torch.float64, program.mesh.degree(Axis.EP))
     x, target = reference.inputs(program.model, batch.pixels, batch.labels, torch.float64)
     _, expected = reference.gradients(program.model, parameters, x, target, batch.keys)
@@ -164,7 +166,18 @@ def kill_test() -> dict[str, Case]:
         for pp, microbatches in ((1, 3), (4, 2), (4, 3), (4, 4), (4, 5), (3, 7)):
             plan = Plan(pp=pp, microbatches=microbatches, batch=2 * microbatches + 1)
             cases[f"{name} pp {pp} m {microbatches}"] = strategy(name, plan)
+    for split in ("column", "row", "tensor"):
+        for tp in (2, 4):
+            mlp = models.mlp(width=16, depth=3 + tp // 4, itemsize=8, tp=tp, split=split)
+            cases[f"mlp {split} {tp}"] = strategy(split, Plan(tp=tp, microbatches=2, batch=5), mlp)
+    for how in Recompute:
+        plan = Plan(tp=2, microbatches=2, batch=5, recompute=how, overlap=how is not Recompute.FULL)
+        cases[f"tensor, recompute {how.value}"] = strategy("tensor", plan, small_transformer(2, dropout=0.1))
+        plan, model = replace(plan, tp=4, split=Split.SEQUENCE), small_transformer(4, "sequence", dropout=0.1)
+        cases[f"sequence, recompute {how.value}"] = strategy("sequence", plan, model)
     cases["1f1b pp 2 dp 2"] = strategy("1f1b", Plan(pp=2, dp=2, microbatches=3, batch=13))
     cases["zb_h1 pp 2 tp 2"] = strategy("zb_h1", Plan(pp=2, tp=2, microbatches=3, batch=7), small_transformer(2))
+    both = Plan(pp=2, tp=2, microbatches=3, batch=7, split=Split.SEQUENCE, recompute=Recompute.FULL, overlap=True)
+    cases["1f1b pp 2 sequence 2"] = strategy("1f1b", both, small_transformer(2, "sequence", 0.1))
     cases["zero3 dp 2 tp 2"] = strategy("zero3", Plan(dp=2, tp=2, microbatches=2, batch=7), small_transformer(2))
     return cases

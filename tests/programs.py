@@ -1,16 +1,21 @@
 """Small programs of every strategy, which the tests share: `build("1f1b", ranks=4, microbatches=8)`."""
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from pdlab import models, strategies
 from pdlab.models import Model
+from pdlab.models.split import Split
 from pdlab.ops import Op
-from pdlab.passes import assign_streams, consume_last_uses, cut, guard_steps, insert_messages, lower
+from pdlab.passes import Recompute, assign_streams, consume_last_uses, cut, guard_steps, insert_messages, lower
 from pdlab.passes.streams import Channels
 from pdlab.program import Program, RankProgram
 from pdlab.strategies import Plan
 from pdlab.strategies.data_parallel import single
 from pdlab.strategies.pipedream import pipedream
+from pdlab.validate import ProgramError, validate
 
 NAMES = (*strategies.names(), "moe")
 
@@ -22,7 +27,7 @@ def build(
     microbatches: int = 3,
     model: Model | None = None,
     channels: Channels = Channels.PER_DIRECTION,
-    **choices: int,
+    **choices: Any,
 ) -> Program:
     """A strategy on `ranks` ranks of its own axis, ready to run; `choices` are further entries of its plan."""
     plan = Plan(microbatches=microbatches, **choices)
@@ -33,16 +38,16 @@ def build(
         plan = strategies.get(name).on(ranks, plan)
     if plan.batch is None:
         plan = replace(plan, batch=plan.dp * plan.ep * microbatches + 1)
-    model = model or small_model(plan.tp)
+    model = model or small_model(plan.tp, plan.split)
     strategy = strategies.get("ddp" if name == "moe" else name)
     return assign_streams(strategies.build(strategy, plan, model), channels)
 
 
-def small_model(tp: int = 1) -> Model:
-    """Split over a tensor group a transformer, else an MLP of four layers."""
-    if tp > 1:
-        return models.transformer(width=8, depth=1, heads=4, itemsize=8, tp=tp)
-    return models.mlp(depth=4, width=8, itemsize=8)
+def small_model(tp: int = 1, split: Split = Split.TENSOR) -> Model:
+    """Split over a tensor group a transformer, or what is split singly an MLP; else an MLP of four layers."""
+    if tp > 1 and split in (Split.TENSOR, Split.SEQUENCE):
+        return models.transformer(width=8, depth=1, heads=4, itemsize=8, tp=tp, split=split.value)
+    return models.mlp(depth=4, width=8, itemsize=8, tp=tp, split=split.value)
 
 
 def finished(program: Program) -> Program:
@@ -90,12 +95,39 @@ def half_precision(**degrees: int) -> Program:
     return finished(guard_steps(strategies.build(strategy, plan, model)))
 
 
+def rejected(program: Program, *names: str) -> ProgramError:
+    """The error of a program that must not pass; its message has all of these in it."""
+    with pytest.raises(ProgramError) as caught:
+        validate(program)
+    for name in names:
+        assert name in str(caught.value)
+    return caught.value
+
+
+def retyped(program: Program, value: str, **changes: object) -> Program:
+    """Another type for a value, on every rank that has it."""
+    for rank, of_rank in enumerate(program.ranks):
+        if value in of_rank.types:
+            t = of_rank.types[value]._replace(**changes)
+            program = with_rank(program, rank, types={**of_rank.types, value: t})
+    return program
+
+
+def edit(program: Program, rank: int, shorthand: str, **changes: object) -> Program:
+    """One op with other entries."""
+    at = find(program, rank, shorthand)
+    return with_op(program, rank, at, program.ranks[rank].ops[at]._replace(**changes))
+
+
 def everything() -> dict[str, Program]:
     """Programs of every kind, hybrids, cuts and guards included."""
     found = {f"{name} on {ranks}": build(name, ranks=ranks) for name in NAMES for ranks in (2, 4)}
     found |= {f"1f1b with {m}": build("1f1b", ranks=4, microbatches=m) for m in (1, 2, 5)}
     found["1f1b, dp and tp"] = build("1f1b", tp=2, dp=2)
     found["zero3 and tp"] = build("zero3", tp=2)
+    for how in (Recompute.FULL, Recompute.PARTITIONED):
+        found[f"tensor, recompute {how.value}"] = build("tensor", recompute=how)
+        found[f"sequence, recompute {how.value}"] = build("sequence", recompute=how, overlap=True)
     found["experts and dp"] = build("moe", dp=2)
     for stashing in (True, False):
         found[f"pipedream {stashing}"] = endless(stashing)[0]

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from pdlab import strategies
 from pdlab.cli import main
+from pdlab.mesh import Axis
 
-LISTED = ("single", "ddp_naive", "ddp", "zero3", "tensor", "gpipe", "1f1b", "zb_h1")
+LISTED = ("single", "ddp_naive", "ddp", "zero3", "column", "row", "tensor", "sequence", "gpipe", "1f1b", "zb_h1")
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -91,9 +93,8 @@ def test_b_is_i_plus_w_where_it_is_not_given(capsys: pytest.CaptureFixture[str])
 def test_every_strategy_shows_in_every_format_and_json_reads_back(
     name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    axis = {"single": "--pp=1", "tensor": "--tp=4"}.get(
-        name, "--dp=4" if name[0] in "dz" and name != "zb_h1" else "--pp=4"
-    )
+    axes = {None: "--pp=1", Axis.TP: "--tp=4", Axis.DP: "--dp=4", Axis.PP: "--pp=4"}
+    axis = axes[strategies.get(name).axis]
     words = (name, axis, "--microbatches", "8")
     assert "rank 0" in said(capsys, "show", *words)
     numbers = json.loads(said(capsys, "simulate", *words, "--json"))

@@ -141,7 +141,7 @@ def test_json_gives_an_equal_program_back(name: str):
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.sampled_from(NAMES), st.integers(1, 4), st.integers(1, 5), st.integers(0, 2), st.sampled_from([0, 4]))
 def test_json_round_trip_over_plans(name: str, ranks: int, microbatches: int, prefetch: int, optimizer_bytes: int):
-    ranks = 2 if name == "tensor" and ranks == 3 else ranks
+    ranks = 2 if name in ("tensor", "sequence", "column", "row") and ranks == 3 else ranks
     choices = {"prefetch": prefetch, "optimizer_bytes": optimizer_bytes}
     program = build(name, ranks=ranks, microbatches=microbatches, **choices)
     assert forms.from_json(forms.to_json(program)) == program

@@ -87,7 +87,7 @@ def test_an_impossible_batch_is_refused(batch: int) -> None:
 def test_parameters_bear_the_names_and_shapes_of_the_spec(model: Model) -> None:
     wanted: dict[str, tuple[int, ...]] = {}
     for segment in model.segments.values():
-        names = [f"expert.{i}" for i in range(3)] if segment.name == "expert" else [segment.name]
+        names = [f"expert.{i}" for i in range(3)] if segment.name == "expert" else [segment.layer or segment.name]
         wanted |= {f"{name}.{p.name}": p.shape for name in names for g in segment.groups for p in g.params}
     assert {name: tuple(weight.shape) for name, weight in ref.build(model).named_parameters()} == wanted
 
