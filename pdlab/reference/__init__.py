@@ -6,11 +6,12 @@ written as loops. Strategies that are not synchronous SGD are held to their own 
 """
 
 from pdlab.reference.half import half_precision_step
-from pdlab.reference.networks import Batch, build, inputs
+from pdlab.reference.networks import Attention, Batch, build, inputs
 from pdlab.reference.pipedream import pipedream_naive, pipedream_stashed
 from pdlab.reference.training import Parameters, gradients, logits, relative_errors, sgd
 
 __all__ = [
+    "Attention",
     "Batch",
     "Parameters",
     "build",

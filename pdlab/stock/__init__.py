@@ -1,0 +1,5 @@
+"""The same training with torch's own parallel wrappers: a second oracle in tests, a further row in the lab.
+
+They are used as their documentation says, on the modules of `pdlab.reference`, and never made to follow a program of
+ours. `ranks.call("pdlab.stock.tensor:step", ...)` runs one on every rank.
+"""
