@@ -1,24 +1,26 @@
 """How well the lab predicts and how fast it simulates, on this machine: errors and ratios, each from one run.
 
-.venv/bin/python benchmarks/run.py [simulator] [prediction] [pool] [kills]
+.venv/bin/python benchmarks/run.py [simulator] [prediction] [groups] [pool] [kills]
 """
 
 import platform
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import torch
 from kills import kills
 
 from pdlab import models
-from pdlab.compare import compare_strategy, digits_batch
+from pdlab.compare import TEACHING_COSTS, compare_strategy, digits_batch
 from pdlab.costs import Uniform
 from pdlab.lab import lab_transformer
 from pdlab.launch import Ranks
+from pdlab.passes import Recompute
 from pdlab.simulate import run_plan, start_plan
 from pdlab.strategies import STRATEGIES, Plan, build, get
 
@@ -49,6 +51,37 @@ def prediction() -> None:
             errors.append(abs(found.error_pct))
             numbers = f"{found.error_pct:>+9.2f}% {same:>9} {peak:>+9.2f}% {found.grad_max_rel_error:>9.1e}"
             print(f"  {strategy.name:<10} {numbers}", flush=True)
+    print(f"  median |time error| {median(errors):.2f} % (aim 3), largest {max(errors):.2f} % (aim 8)")
+
+
+GROUPS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("column", {}),
+    ("row", {}),
+    ("tensor", {}),
+    ("tensor", {"overlap": True}),
+    ("tensor", {"recompute": Recompute.FULL}),
+    ("tensor", {"recompute": Recompute.PARTITIONED}),
+    ("sequence", {}),
+    ("sequence", {"overlap": True}),
+)
+GROUP_COSTS = replace(TEACHING_COSTS, comm=0.004)
+
+
+def groups() -> None:
+    """Tensor groups of 4 and 8 ranks, paced, against their simulation."""
+    print("groups: gloo ranks, 2 microbatches, paced, median of 5 steps")
+    errors = []
+    for ranks in (4, 8):
+        with Ranks(ranks) as pool:
+            for name, choices in GROUPS:
+                plan = get(name).on(ranks, Plan(microbatches=2, batch=8, **choices))
+                found = compare_strategy(name, plan, pool, costs=GROUP_COSTS)
+                assert found.error_pct is not None
+                errors.append(abs(found.error_pct))
+                how = " ".join(str(getattr(value, "value", key)) for key, value in choices.items())
+                same = "equal" if found.predicted.moved == found.measured.moved else "DIFFER"
+                numbers = f"{1e3 * found.predicted.makespan:>7.0f} ms {found.error_pct:>+6.2f}% {same:>7}"
+                print(f"  {ranks} {name + ' ' + how:<22} {numbers} {found.grad_max_rel_error:>9.1e}", flush=True)
     print(f"  median |time error| {median(errors):.2f} % (aim 3), largest {max(errors):.2f} % (aim 8)")
 
 
@@ -92,7 +125,7 @@ def main() -> None:
     chosen = sys.argv[1:] or ["simulator", "pool", "prediction"]
     print(machine())
     for name in chosen:
-        {"prediction": prediction, "simulator": simulator, "pool": pool, "kills": kills}[name]()
+        {"prediction": prediction, "groups": groups, "simulator": simulator, "pool": pool, "kills": kills}[name]()
 
 
 if __name__ == "__main__":
