@@ -242,6 +242,7 @@ def _add_model(verb: argparse.ArgumentParser) -> None:
         help="transformer, mlp, or modules of your own as my_file:name, a list or a function of it "
         "(default: transformer, or mlp for what a transformer has no form of)",
     )
+    verb.add_argument("--dropout", type=float, default=0.0, help="of the transformer (default: 0)")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pdlab.models.split import Split
 from pdlab.strategies import Plan
 
 
-def lab_transformer(plan: Plan, itemsize: int, depth: int = 1) -> Model:
+def lab_transformer(plan: Plan, itemsize: int, depth: int = 1, dropout: float = 0.0) -> Model:
     """The model of the comparison: embedding, `depth` times attention and feed-forward, classifier; eight heads."""
     return models.transformer(
         width=16,
@@ -17,15 +17,18 @@ def lab_transformer(plan: Plan, itemsize: int, depth: int = 1) -> Model:
         itemsize=itemsize,
         tp=plan.tp,
         split=plan.split.value if plan.tp > 1 else "tensor",
+        dropout=dropout,
     )
 
 
-def lab_mlp(plan: Plan, itemsize: int, depth: int = 1) -> Model:
+def lab_mlp(plan: Plan, itemsize: int, depth: int = 1, dropout: float = 0.0) -> Model:
     """As many layers, all of them linears."""
+    if dropout:
+        raise ValueError(f"dropout {dropout} with an mlp, which has none; take the transformer")
     return models.mlp(depth=2 * depth + 2, itemsize=itemsize, tp=plan.tp, split=plan.split.value)
 
 
-LAB_MODELS: dict[str, Callable[[Plan, int, int], Model]] = {"transformer": lab_transformer, "mlp": lab_mlp}
+LAB_MODELS: dict[str, Callable[[Plan, int, int, float], Model]] = {"transformer": lab_transformer, "mlp": lab_mlp}
 
 
 def has_form(model: str, plan: Plan) -> bool:
@@ -34,7 +37,7 @@ def has_form(model: str, plan: Plan) -> bool:
     return whole or (plan.split is Split.SEQUENCE) == (model == "transformer")
 
 
-def lab_model(plan: Plan, itemsize: int, depth: int = 1) -> Model:
+def lab_model(plan: Plan, itemsize: int, depth: int = 1, dropout: float = 0.0) -> Model:
     """The transformer, or the MLP for what a transformer has no form of."""
     make = lab_transformer if has_form("transformer", plan) else lab_mlp
-    return make(plan, itemsize, depth)
+    return make(plan, itemsize, depth, dropout)

@@ -31,15 +31,19 @@ SAMPLES = 2
 def lab_model(given: Namespace, plan: Plan, itemsize: int) -> Model:
     """The model that `--model` and `--depth` name."""
     if given.model is None:
-        return lab.lab_model(plan, itemsize, given.depth)
+        return lab.lab_model(plan, itemsize, given.depth, given.dropout)
     if ":" in given.model:
         if plan.tp > 1:
             raise ValueError(f"--tp {plan.tp} with --model {given.model}: modules of your own cannot be split")
+        if given.dropout:
+            raise ValueError(
+                f"--dropout {given.dropout} with --model {given.model}: your modules say themselves what they do"
+            )
         search_also([str(Path.cwd())])
         return own.model(given.model, itemsize=itemsize)
     if given.model not in lab.LAB_MODELS:
         raise ValueError(f"--model {given.model}; give transformer, mlp, or a file of yours as my_file:name")
-    return lab.LAB_MODELS[given.model](plan, itemsize, given.depth)
+    return lab.LAB_MODELS[given.model](plan, itemsize, given.depth, given.dropout)
 
 
 def default_batch(given: int | None, ranks: int, microbatches: int) -> int:

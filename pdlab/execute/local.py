@@ -4,7 +4,8 @@ Gradients and orders are checked here in milliseconds; what this mode cannot sho
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -30,7 +31,8 @@ def run_local(programs: Sequence[Program], batch: Batch, settings: Settings | No
         validate(program)
     stores = [new_store(programs[0], rank, batch, settings) for rank in range(programs[0].mesh.size)]
     provenance = Provenance(Mode.LOCAL, versions=f"torch {torch.__version__}", seed=settings.seed)
-    traces = [_walk(program, stores, provenance) for program in programs]
+    with _one_thread():
+        traces = [_walk(program, stores, provenance) for program in programs]
     return collect([traces], stores)
 
 
@@ -42,12 +44,24 @@ def fold_local(program: Program, batches: Sequence[Batch], settings: Settings, s
     for i, batch in enumerate(batches):
         began = time.perf_counter()
         stores = [following(store, batch, settings) for store in stores] if i else stores
-        trace = _walk(program, stores, Provenance(Mode.LOCAL, seed=settings.seed))
+        with _one_thread():
+            trace = _walk(program, stores, Provenance(Mode.LOCAL, seed=settings.seed))
         seconds = time.perf_counter() - began
         for rank, store in enumerate(stores):
             told[rank].append(Told(losses(store), seconds, trace.facts if not rank else {}))
     left = {store.rank: newest(store) for store in stores}
     return joined(program, told, left, max(map(taken, stores)), batches)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The tensors are small: threads that wait for each other take longer than the work, much longer on busy cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _walk(program: Program, stores: Sequence[Store], provenance: Provenance) -> Trace:

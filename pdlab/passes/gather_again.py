@@ -9,6 +9,7 @@ So the activations of a layer shrink to exactly 1/t, for one all-gather more on 
 
 from dataclasses import replace
 
+from pdlab.models.spec import Exchange
 from pdlab.ops import Kind, Op, Value
 from pdlab.passes.recompute import again, is_again
 from pdlab.program import Program, RankProgram, Role
@@ -17,18 +18,29 @@ BACKWARDS = frozenset({Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT}
 
 
 def gather_again(program: Program) -> Program:
-    """Gather for the backward what the forward had gathered; what a second forward gathers stays for its backward."""
-    return program.with_ranks([_gather_again(rank) for rank in program.ranks])
+    """Gather for the backward what the forward had gathered of tokens; what a second forward gathers stays for its
+    backward."""
+    gathered = {
+        item.result.name
+        for layer in program.model.layers
+        for item in layer
+        if isinstance(item, Exchange) and (item.forward, item.backward) == (Kind.ALL_GATHER, Kind.REDUCE_SCATTER)
+    }
+    return program.with_ranks([_gather_again(rank, gathered) for rank in program.ranks]) if gathered else program
 
 
-def _gather_again(rank: RankProgram) -> RankProgram:
+def _gather_again(rank: RankProgram, gathered: set[str]) -> RankProgram:
     kept = {value for op in rank.ops if op.kind in BACKWARDS for value in op.inputs}
     gathers = {
-        op.writes[0]: op
+        value: op
         for op in rank.ops
-        if op.kind is Kind.ALL_GATHER and op.writes[0] in kept and rank.types[op.writes[0]].role is Role.ACTIVATION
+        for value in op.writes
+        if op.kind is Kind.ALL_GATHER
+        and rank.types[value].role is Role.ACTIVATION
+        and rank.types[value].of in gathered
+        and value in kept
+        and not is_again(value)
     }
-    gathers = {value: op for value, op in gathers.items() if not is_again(value)}
     ops: list[Op] = []
     done: set[Value] = set()
     for op in rank.ops:

@@ -47,7 +47,7 @@ def again(value: Value) -> Value:
 
 
 def is_again(value: Value) -> bool:
-    return "/again:" in value or "/whole:" in value
+    return "/again:" in value
 
 
 @dataclass

@@ -165,7 +165,7 @@ def lower_schedule(
         name, schedule, model, plan.mesh, plan.rows, num_stages=stages, optimizer_bytes=plan.optimizer_bytes
     )
     program = recompute(program, plan.recompute)
-    program = gather_again(program) if plan.split is Split.SEQUENCE else program
+    program = gather_again(program)
     program = overlap_weight_gradients(program) if plan.overlap else program
     program = insert_messages(program)
     for own in passes:
