@@ -36,6 +36,8 @@ def list_strategies(_: Namespace) -> None:
 
 def show(given: Namespace) -> None:
     """The program as text: a grid of what computes, all ops with their values, CSV (an order) or JSON (everything)."""
+    if given.format == "csv" and (given.recompute != Recompute.NONE.value or given.overlap):
+        raise ValueError("a CSV is the order of a schedule alone; give --recompute and --overlap when it is read")
     program = _program(given, _nominal({}))
     printers: dict[str, Callable[[Program], str]] = {
         "grid": forms.grid,
@@ -163,6 +165,7 @@ def _from_file(path: Path, given: Namespace, model_of: ModelOf, batch: BatchOf |
     text = forms.read_text(path)
     try:
         if path.suffix == ".json":
+            _refuse_choices(given)
             return forms.from_json(text)
         plan, schedule = _placed(forms.parse_csv(text), given)
         plan = replace(plan, batch=batch(plan) if batch else None)
@@ -171,6 +174,14 @@ def _from_file(path: Path, given: Namespace, model_of: ModelOf, batch: BatchOf |
         raise
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _refuse_choices(given: Namespace) -> None:
+    """A program that is complete leaves nothing to choose."""
+    usual = {"pp": None, "dp": 1, "tp": 1, "microbatches": None, "split": None, "recompute": "none", "overlap": False}
+    for name, value in usual.items():
+        if getattr(given, name) != value:
+            raise ValueError(f"--{name} {getattr(given, name)} for a program that is complete; leave it out")
 
 
 def _placed(rows: list[list[Op]], given: Namespace) -> tuple[Plan, list[list[Op]]]:

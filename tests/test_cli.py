@@ -49,6 +49,41 @@ def test_options_that_a_table_contradicts(
     assert main(["simulate", str(file), "--pp", "2", "--microbatches", "2"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("show", "tensor", "--tp", "2", "--overlap", "--format", "csv"), "a CSV is the order of a schedule alone"),
+        (("simulate", "row", "--tp", "2", "--split", "column"), "--split column with the strategy row"),
+        (("run", "tensor", "--tp", "3", "--mode", "local"), "width 16, 8 heads, tp 3"),
+        (("run", "sequence", "--tp", "16", "--mode", "local"), "tp 16; a tensor group has 1 to 8 ranks"),
+        (("run", "row", "--tp", "2", "--model", "transformer", "--mode", "local"), "a transformer has no split 'row'"),
+        (("run", "sequence", "--tp", "2", "--model", "mlp", "--mode", "local"), "an mlp has no split 'sequence'"),
+        (("run", "row", "--tp", "2", "--dropout", "0.1", "--mode", "local"), "dropout 0.1 with an mlp"),
+    ],
+)
+def test_choices_inside_the_layer_that_do_not_fit(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_files_and_choices_inside_the_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("show", "sequence", "--tp", "2", "--microbatches", "1", "--recompute", "full", "--overlap")
+    program = tmp_path / "program.json"
+    program.write_text(said(capsys, *words, "--format", "json"))
+    assert main(["simulate", str(program)]) == 0
+    assert main(["simulate", str(program), "--recompute", "full"]) == 2
+    assert "for a program that is complete; leave it out" in capsys.readouterr().err
+    table = tmp_path / "schedule.csv"
+    table.write_text("0F0,0B0\n0F0,0B0\n")
+    chosen = ("--tp", "2", "--split", "sequence", "--recompute", "partitioned", "--mode", "local", "--json")
+    assert json.loads(said(capsys, "run", str(table), *chosen))["grad_max_rel_error"] < 1e-9
+    table.write_text("0F0,0R0,0B0\n")
+    assert main(["simulate", str(table)]) == 2
+    assert "0R0: a schedule has F, B, I, W and STEP" in capsys.readouterr().err
+
+
 def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "Predict and run several strategies" in capsys.readouterr().out

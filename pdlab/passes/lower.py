@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pdlab.depend import ProgramError
 from pdlab.mesh import Axis, Mesh
 from pdlab.models.spec import Exchange, Item, Model, Segment, Tensor
-from pdlab.ops import Kind, Op, Value
+from pdlab.ops import PASS_KINDS, Kind, Op, Value
 from pdlab.passes.naming import Names
 from pdlab.program import Program, RankProgram, Role
 from pdlab.signature import Operands
+
+SCHEDULED = PASS_KINDS - {Kind.RECOMPUTE} | {Kind.STEP}
 
 Schedule = Sequence[Sequence[Op]]
 """For each rank of the pp axis, its ops in order."""
@@ -33,6 +35,8 @@ def lower(
     """Lower a schedule onto a mesh. `optimizer_bytes` is the optimizer state per weight element (0 for plain SGD)."""
     stages = model.stages(num_stages)
     for op in (op for ops in schedule for op in ops):
+        if op.kind not in SCHEDULED:
+            raise ProgramError(f"{op}: a schedule has F, B, I, W and STEP; what is run again is for --recompute to say")
         if not (0 <= op.stage < num_stages and op.microbatch < len(rows[0])):
             raise ProgramError(
                 f"{op} in a schedule of {num_stages} stages and {len(rows[0])} microbatches; "
