@@ -1,7 +1,8 @@
 """Where durations come from.
 
 `Uniform` is the teaching model: one number for each kind of op on a stage, one for a message, in any unit of time.
-`Analytic` counts FLOP and bytes. Both name a link model: `independent` lets messages of one stream overlap, as the
+`Analytic` counts FLOP and bytes. `Stretched` lets a program that is too large to run set the pace of a small one.
+All name a link model: `independent` lets messages of one stream overlap, as the
 zero-bubble paper assumes (each takes its latency plus its time on the wire), `channel` makes a stream exclusive.
 """
 
@@ -10,7 +11,7 @@ from enum import Enum
 from typing import Protocol, assert_never
 
 from pdlab.models.spec import Flops, Segment
-from pdlab.ops import COLLECTIVE_KINDS, PASS_KINDS, Kind, Op
+from pdlab.ops import COLLECTIVE_KINDS, PASS_KINDS, Kind, Op, label
 from pdlab.program import Facts, Program, Sized, num_bytes
 
 
@@ -180,3 +181,36 @@ def _num_rows(op: Op, rank: int, segment: Segment, program: Program, facts: Fact
     if segment.rows is None:
         return program.rows[program.mesh.data_shard(rank)][op.microbatch]
     return num_bytes(Sized(f"{segment.rows}:{op.microbatch}", each=1), facts, rank)
+
+
+@dataclass(frozen=True)
+class Stretched:
+    """Each op takes `factor` times as long as, at `costs`, the same op of `program`, which names the same values on the
+    same ranks: the same strategy on the same form of a model of other sizes."""
+
+    program: Program
+    costs: Costs
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor < float("inf"):
+            raise ValueError(f"times stretched by {self.factor:g}; the factor is a finite number above 0")
+
+    @property
+    def link(self) -> Link:
+        return self.costs.link
+
+    def __str__(self) -> str:
+        return f"{self.factor:.4g} times {self.program.model.name} at {self.costs}"
+
+    def seconds(self, op: Op, rank: int, program: Program, facts: Facts) -> float:
+        """ValueError for an op of which the other program does not know a value."""
+        ranks = self.program.ranks
+        known = ranks[rank].types if rank < len(ranks) else {}
+        for value in (*op.inputs, *op.writes):
+            if value not in known:
+                raise ValueError(
+                    f"rank {rank}: {label(op)} has no pace, because the program that sets it has no {value} there; "
+                    "take one with the same ops"
+                )
+        return self.factor * self.costs.seconds(op, rank, self.program, facts)

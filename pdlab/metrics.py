@@ -4,10 +4,10 @@ A simulated and a measured trace go through the same functions, so prediction an
 Times are in seconds (or in the costs' own unit), memory and traffic in bytes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pdlab.costs import wire_factor
-from pdlab.ops import COMMUNICATION_KINDS, COMPUTE, PASS_KINDS, Kind, Op
+from pdlab.ops import COMMUNICATION_KINDS, COMPUTE, PASS_KINDS, Kind, Op, Value
 from pdlab.program import Role, num_bytes
 from pdlab.trace import Trace
 
@@ -16,6 +16,9 @@ COMPUTE_KINDS = PASS_KINDS | {Kind.STEP}
 
 ACTIVATION_ROLES = frozenset({Role.SAVED, Role.PENDING})
 """What a forward, or the input half of a split backward, leaves for the backward that follows."""
+
+KEPT_ROLES = frozenset({Role.SAVED, Role.ACTIVATION})
+"""What is held between a forward and its backward: saved tensors, and inputs that the backward needs again."""
 
 
 def busy_per_rank(trace: Trace) -> list[float]:
@@ -50,6 +53,26 @@ def peak_activations_per_rank(trace: Trace, unit_bytes: int) -> list[float]:
     return [max(held_over_time(trace, rank, ACTIVATION_ROLES)[1]) / unit_bytes for rank in _ranks(trace)]
 
 
+def held_for_backward_per_rank(trace: Trace) -> list[int]:
+    """Activation bytes that each rank holds between its last forward and its first backward, or the second forward that
+    recomputation puts before it; without what is still wanted after the program.
+
+    ValueError where there is no such moment, because forwards and backwards take turns.
+    """
+    return [_between_passes(trace, rank) for rank in _ranks(trace)]
+
+
+def exposed_communication_per_rank(trace: Trace) -> list[float]:
+    """Seconds in which each rank communicates and computes nothing: what more overlap could hide."""
+    exposed = []
+    for rank in _ranks(trace):
+        rows = zip(trace.rows_of(rank), trace.program.ranks[rank].ops, strict=True)
+        moving = [row for row, op in rows if op.kind in COMMUNICATION_KINDS]
+        busy = [row for row, _ in _compute(trace, rank)]
+        exposed.append(_covered(trace, (*moving, *busy)) - _covered(trace, busy))
+    return exposed
+
+
 def bytes_by_collective(trace: Trace) -> dict[str, int]:
     """Bytes moved, summed over all ranks, by the name of the kind; a message counts once, as a SEND."""
     total: dict[str, int] = {}
@@ -75,13 +98,14 @@ def live_over_time(trace: Trace, rank: int) -> tuple[list[float], list[int]]:
 
 def held_over_time(trace: Trace, rank: int, roles: frozenset[Role]) -> tuple[list[float], list[int]]:
     """The part of `live_over_time` that is due to some roles, followed from what each op writes and consumes."""
-    program = trace.program.ranks[rank]
-    size = {v: num_bytes(t.size, trace.facts, rank) for v, t in program.types.items() if t.role in roles}
-    held = sum(size.get(value, 0) for value in program.live_in)
+    return _held_over_time(trace, rank, _sizes(trace, rank, roles))
+
+
+def _held_over_time(trace: Trace, rank: int, size: dict[Value, int]) -> tuple[list[float], list[int]]:
+    """Of the values that have a size here."""
+    held = sum(size.get(value, 0) for value in trace.program.ranks[rank].live_in)
     times, bytes_held = [0.0], [held]
-    first = trace.rows_of(rank).start
-    for row in _by_end(trace, rank):
-        op = program.ops[row - first]
+    for row, op in _by_end(trace, rank):
         held += sum(size.get(v, 0) for v in op.writes) - sum(size.get(v, 0) for v in op.consumes)
         times.append(trace.ends[row])
         bytes_held.append(held)
@@ -102,6 +126,36 @@ def _span(trace: Trace, rank: int) -> float:
     return max(trace.ends[row] for row in rows) - min(trace.starts[row] for row in rows) if rows else 0.0
 
 
+def _covered(trace: Trace, rows: Iterable[int]) -> float:
+    """Seconds in which at least one of the rows runs."""
+    covered, until = 0.0, float("-inf")
+    for start, end in sorted((trace.starts[row], trace.ends[row]) for row in rows):
+        covered += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return covered
+
+
+def _sizes(trace: Trace, rank: int, roles: frozenset[Role]) -> dict[Value, int]:
+    """Bytes of the values with some roles."""
+    types = trace.program.ranks[rank].types.items()
+    return {value: num_bytes(t.size, trace.facts, rank) for value, t in types if t.role in roles}
+
+
+def _between_passes(trace: Trace, rank: int) -> int:
+    """The least that is held there: a checkpoint is cut up after the forward, and gathered before the second one."""
+    order = [op for _, op in _by_end(trace, rank)]
+    forwards = [i for i, op in enumerate(order) if op.kind is Kind.FORWARD]
+    others = [i for i, op in enumerate(order) if op.kind in PASS_KINDS and op.kind is not Kind.FORWARD]
+    if not (forwards and others and forwards[-1] < others[0]):
+        raise ValueError(
+            f"rank {rank} of {trace.program.name} has no moment between its forwards and its backwards; "
+            "take a program that runs all forwards first, one of a single microbatch for example"
+        )
+    stays = trace.program.ranks[rank].live_out
+    size = {value: held for value, held in _sizes(trace, rank, KEPT_ROLES).items() if value not in stays}
+    return min(_held_over_time(trace, rank, size)[1][forwards[-1] + 1 : others[0] + 1])
+
+
 def _moves(trace: Trace) -> Iterator[tuple[Op, int]]:
     """Every communication with its bytes, but for receives: those are counted at their senders."""
     for (_, op), moved in zip(trace.rows(), trace.moved, strict=True):
@@ -109,12 +163,13 @@ def _moves(trace: Trace) -> Iterator[tuple[Op, int]]:
             yield op, moved
 
 
-def _by_end(trace: Trace, rank: int) -> list[int]:
+def _by_end(trace: Trace, rank: int) -> list[tuple[int, Op]]:
     """The order in which values come and go; ops that end together count in list order, as in the simulator."""
-    return sorted(trace.rows_of(rank), key=lambda row: (trace.ends[row], row))
+    rows = zip(trace.rows_of(rank), trace.program.ranks[rank].ops, strict=True)
+    return sorted(rows, key=lambda of: (trace.ends[of[0]], of[0]))
 
 
 def _live(trace: Trace, rank: int) -> Iterator[tuple[float, int]]:
     yield 0.0, trace.live_before[rank]
-    for row in _by_end(trace, rank):
+    for row, _ in _by_end(trace, rank):
         yield trace.ends[row], trace.live[row]

@@ -7,7 +7,7 @@ are told by their numbers, and get only slightly lighter; weight versions are to
 
 from typing import Final, NamedTuple
 
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import LinearSegmentedColormap, to_hex, to_rgb
 
 from pdlab.ops import Kind
 from pdlab.program import Role
@@ -50,6 +50,13 @@ COLOURS: Final = {
     Kind.REDUCE_SCATTER: "#4D4D4D",
     Kind.ALL_TO_ALL: "#5E5E5E",
 }
+
+RANK_PALE, RANK_DARK, PARTIAL_HATCH = "#E3D9F5", "#3A2468", "..."
+"""Violet, which no kind of op has, in steps of lightness for the ranks of a group; and the hatch of a sum that is still
+to be taken."""
+
+QUIET = "#6B6B6B"
+"""The grey of words for what does not happen."""
 
 HATCHES: Final = {Kind.BACKWARD_INPUT: "\\\\", Kind.BACKWARD_WEIGHT: "//", Kind.STEP: "xx"}
 
@@ -98,6 +105,12 @@ def shade(kind: Kind, paleness: float = 0.0) -> str:
     """The colour of an op, lightened by a part of the way to white."""
     red, green, blue = (channel + (1 - channel) * paleness for channel in to_rgb(COLOURS[kind]))
     return to_hex((red, green, blue))
+
+
+def rank_colours(num_ranks: int) -> list[str]:
+    """A colour for each rank of a group, rank 0 palest, as far apart as the group allows."""
+    mixed = LinearSegmentedColormap.from_list("ranks", [RANK_PALE, RANK_DARK])
+    return [to_hex(mixed(rank / max(num_ranks - 1, 1))) for rank in range(num_ranks)]
 
 
 def ink_on(colour: str) -> str:

@@ -1,22 +1,28 @@
-"""Pictures of traces: every plot is a pure function from one trace, or two, to a figure."""
+"""Pictures of traces, and of models: every plot is a pure function to a figure."""
 
 from matplotlib.figure import Figure
 
+from pdlab.plots.block import block
 from pdlab.plots.bytes_moved import bytes_by_collective
 from pdlab.plots.compare import compare
 from pdlab.plots.critical_path import critical_path
 from pdlab.plots.gallery import gallery
+from pdlab.plots.layout import layout
 from pdlab.plots.memory import live_bytes
 from pdlab.plots.timeline import timeline
+from pdlab.plots.tradeoff import tradeoff
 from pdlab.plots.training import loss_curves
 
 __all__ = [
     "Figure",
+    "block",
     "bytes_by_collective",
     "compare",
     "critical_path",
     "gallery",
+    "layout",
     "live_bytes",
     "loss_curves",
     "timeline",
+    "tradeoff",
 ]

@@ -3,7 +3,9 @@
 Importing them does not load torch; only a real run does.
 """
 
-from pdlab.widgets.explorer import ScheduleExplorer
+from pdlab.widgets.block import BlockScenario
+from pdlab.widgets.block_explorer import BlockExplorer
 from pdlab.widgets.scenario import Scenario, pipeline_schedules
+from pdlab.widgets.schedule_explorer import ScheduleExplorer
 
-__all__ = ["Scenario", "ScheduleExplorer", "pipeline_schedules"]
+__all__ = ["BlockExplorer", "BlockScenario", "Scenario", "ScheduleExplorer", "pipeline_schedules"]

@@ -1,14 +1,14 @@
-"""The controls of the explorer, and the difference between a change made on the page and one made by code.
+"""The controls of an explorer, and the difference between a change made on the page and one made by code.
 
 A change made by code should raise where it is made. One made on the page comes as a message that nobody waits for:
 what goes wrong then has to be shown.
 """
 
+from collections.abc import Sequence
+from math import log10
 from typing import Any
 
 import ipywidgets
-
-from pdlab.widgets.scenario import Scenario, pipeline_schedules
 
 STYLE = {"description_width": "11em"}
 LAYOUT = {"width": "28em"}
@@ -32,51 +32,72 @@ class FromPage(ipywidgets.Widget):
 
 
 class Choice(FromPage, ipywidgets.Dropdown):
-    pass
+    """One of a few names."""
+
+
+class Stops(FromPage, ipywidgets.SelectionSlider):
+    """One of a few sizes, in their order."""
+
+
+class Switch(FromPage, ipywidgets.Checkbox):
+    """On or off."""
 
 
 class Whole(FromPage, ipywidgets.IntSlider):
-    pass
+    """A whole number."""
 
 
 class Cost(FromPage, ipywidgets.FloatSlider):
-    pass
+    """A number with one decimal."""
 
 
-Controls = dict[str, Choice | Whole | Cost]
-"""By the name of the field of `Scenario` that they set."""
+class Rate(FromPage, ipywidgets.FloatLogSlider):
+    """A number that may be ten or a thousand times as large. Dragged, it stops at three digits."""
+
+    def set_state(self, sync_data: dict[str, Any]) -> None:
+        if "value" in sync_data:
+            sync_data = sync_data | {"value": float(f"{sync_data['value']:.3g}")}
+        super().set_state(sync_data)
 
 
-def controls(start: Scenario) -> Controls:
-    """A control for each field of a scenario."""
-    made: Controls = {
-        "strategy": Choice(options=pipeline_schedules(), description="schedule", style=STYLE, layout=LAYOUT),
-        "pp": _whole("stages p (ranks)", 8),
-        "microbatches": _whole("microbatches m", 16),
-        "F": _cost("F: forward", 0.1, 4.0),
-        "I": _cost("I: backward, input", 0.1, 4.0),
-        "W": _cost("W: backward, weights", 0.0, 4.0),
-        "comm": _cost("comm: one message", 0.0, 2.0),
-    }
-    for name, control in made.items():
-        put(name, control, getattr(start, name))
-    return made
+Control = Choice | Stops | Switch | Whole | Cost | Rate
+
+Controls = dict[str, Control]
+"""By the name of the field of the scenario that they set."""
 
 
-def put(name: str, control: Choice | Whole | Cost, value: Any) -> None:
+def controlled(name: str, doc: str) -> Any:
+    """An attribute of an explorer that is what its control says."""
+
+    def get(explorer: Any) -> Any:
+        return explorer.controls[name].value
+
+    def set_(explorer: Any, value: Any) -> None:
+        put(name, explorer.controls[name], value)
+
+    return property(get, set_, doc=doc)
+
+
+def put(name: str, control: Control, value: Any) -> None:
     """Set a control from code; ValueError for what it does not offer (a slider would silently go to its end)."""
-    if isinstance(control, Choice):
+    if isinstance(control, Choice | Stops):
         if value not in control.options:
-            raise ValueError(f"{name} is {value!r}; choose one of {', '.join(control.options)}")
-    elif not control.min <= value <= control.max:
-        raise ValueError(f"{name} is {value:g}; the slider goes from {control.min:g} to {control.max:g}")
+            raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(str, control.options))}")
+    elif isinstance(control, Switch):
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} is {value!r}; give True or False")
+    else:
+        least, most = (
+            (10.0**control.min, 10.0**control.max) if isinstance(control, Rate) else (control.min, control.max)
+        )
+        if not least <= value <= most:
+            raise ValueError(f"{name} is {value:g}; the slider goes from {least:g} to {most:g}")
     control.value = value
 
 
-def read(made: Controls) -> Scenario:
+def values(made: Controls) -> dict[str, Any]:
     """What the controls say now."""
-    values: dict[str, Any] = {name: _meant(control.value) for name, control in made.items()}
-    return Scenario(**values)
+    return {name: _meant(control.value) for name, control in made.items()}
 
 
 def _meant(value: Any) -> Any:
@@ -84,19 +105,35 @@ def _meant(value: Any) -> Any:
     return round(value, DIGITS) if isinstance(value, float) else value
 
 
-def board(made: Controls) -> ipywidgets.Box:
-    """The controls side by side: what is run on the left, what it costs on the right."""
-    left = [control for control in made.values() if not isinstance(control, Cost)]
-    right = [control for control in made.values() if isinstance(control, Cost)]
-    columns = [ipywidgets.VBox(column) for column in (left, right)]
-    return ipywidgets.Box(columns, layout={"flex_flow": "row wrap"})
+def board(columns: Sequence[Controls]) -> ipywidgets.Box:
+    """Columns of controls side by side, below each other where the page is narrow."""
+    boxes = [ipywidgets.VBox(list(column.values())) for column in columns]
+    return ipywidgets.Box(boxes, layout={"flex_flow": "row wrap"})
 
 
-def _whole(description: str, most: int) -> Whole:
+def choice(description: str, options: Sequence[str]) -> Choice:
+    return Choice(options=options, description=description, style=STYLE, layout=LAYOUT)
+
+
+def stops(description: str, options: Sequence[int]) -> Stops:
+    return Stops(options=options, description=description, style=STYLE, layout=LAYOUT)
+
+
+def switch(description: str) -> Switch:
+    return Switch(description=description, style=STYLE, layout=LAYOUT)
+
+
+def whole(description: str, most: int) -> Whole:
     return Whole(min=1, max=most, description=description, style=STYLE, layout=LAYOUT)
 
 
-def _cost(description: str, least: float, most: float) -> Cost:
+def cost(description: str, least: float, most: float) -> Cost:
     return Cost(
         min=least, max=most, step=0.1, description=description, style=STYLE, layout=LAYOUT, readout_format=".1f"
     )
+
+
+def rate(description: str, least: float, most: float) -> Rate:
+    """From one power of ten to another."""
+    ends = {"min": log10(least), "max": log10(most), "value": least}
+    return Rate(**ends, step=0.05, description=description, style=STYLE, layout=LAYOUT, readout_format=".3g")

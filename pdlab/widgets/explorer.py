@@ -1,25 +1,26 @@
-"""The explorer of pipeline schedules: turn the costs, see the timeline, run it for real.
+"""What all explorers are: controls, a picture that follows them, the Python that makes it, and a real run.
 
-In a cell: `explorer = ScheduleExplorer("1f1b"); explorer`. From then on the picture follows the controls and the code:
-`explorer.pp = 6` does the same as the slider, and raises where it cannot be drawn.
+The picture follows the controls and the code: `explorer.pp = 6` does the same as the slider, and raises where it
+cannot be drawn. An explorer of something new is a scenario (`pdlab.widgets.explored`) and a control for each of its
+fields.
 """
 
 import threading
 import weakref
 from base64 import b64encode
+from collections.abc import Callable, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import ipywidgets
 from IPython.display import HTML, display
 
-from pdlab import plots
 from pdlab.collector import paused
-from pdlab.widgets.controls import board, controls, put, read
+from pdlab.widgets.controls import Controls, board, put, values
+from pdlab.widgets.explored import Explored
 from pdlab.widgets.picture import for_readers, frame, png
 from pdlab.widgets.redraw import Redraw
 from pdlab.widgets.runpanel import RunPanel
-from pdlab.widgets.scenario import Scenario, summary
 from pdlab.widgets.trouble import TroublePanel
 from pdlab.widgets.warm import WarmPool
 
@@ -27,69 +28,52 @@ if TYPE_CHECKING:
     from pdlab.compare import Comparison
     from pdlab.launch import Ranks
 
-
-def _controlled(name: str, doc: str) -> Any:
-    """An attribute that is what its control says."""
-
-    def get(explorer: "ScheduleExplorer") -> Any:
-        return explorer.controls[name].value
-
-    def set_(explorer: "ScheduleExplorer", value: Any) -> None:
-        put(name, explorer.controls[name], value)
-
-    return property(get, set_, doc=doc)
+S = TypeVar("S", bound=Explored)
 
 
-class ScheduleExplorer:
-    """Controls, the predicted timeline, the Python that makes it, and a real run beside its prediction.
+class Explorer(Generic[S]):
+    """Controls in `columns`, set to what `start` says; `meant` makes a scenario of what they say.
 
     `pool` are ranks to run on, if there are any already; otherwise processes are started for the first real run and
-    kept until `close()`. `steps` are timed in a real run. `page` is the widget, to be put beside others. (The explorer
-    itself is none: widgets have attributes of their own, `comm` among them.)
+    kept until `close()`. `steps` are timed in a real run, and the `hint` says what it will be like. `page` is the
+    widget, to be put beside others. (The explorer itself is none: widgets have attributes of their own, `comm` among
+    them.)
     """
-
-    strategy = _controlled("strategy", "The name of the schedule.")
-    pp = _controlled("pp", "How many stages, each on a rank of its own.")
-    microbatches = _controlled("microbatches", "How many microbatches a batch is cut into.")
-    F = _controlled("F", "Units of time for the forward of a stage on a microbatch.")
-    I = _controlled("I", "Units for the backward for the input.")
-    W = _controlled("W", "Units for the backward for the weights.")
-    comm = _controlled("comm", "Units for a message.")
 
     def __init__(
         self,
-        strategy: str = "1f1b",
+        start: S,
+        meant: Callable[..., S],
+        columns: Sequence[Controls],
         *,
-        pp: int = 4,
-        microbatches: int = 8,
-        F: float = 1.0,
-        I: float = 1.0,
-        W: float = 1.0,
-        comm: float = 0.1,
+        hint: str,
         pool: "Ranks | None" = None,
         steps: int = 3,
     ) -> None:
-        self.controls = controls(Scenario(strategy, pp, microbatches, F, I, W, comm))
+        self.controls: Controls = {name: control for column in columns for name, control in column.items()}
+        for name, control in self.controls.items():
+            put(name, control, getattr(start, name))
+        self._meant = meant
         self.summary, self.python = ipywidgets.HTML(), ipywidgets.HTML()
         self.trouble, self.picture = TroublePanel(), frame()
         self._drawing = threading.RLock()  # a cell and the page may be served by two threads
         self._redraw = Redraw(self._draw, self.trouble.show)
         warm = WarmPool(pool)
-        self.real = RunPanel(lambda: self.scenario, warm, steps)
+        self.real = RunPanel(lambda: self.scenario, warm, steps, hint)
         self._end_processes = weakref.finalize(self, warm.close)
         self._redraw.now()
         for control in self.controls.values():
             control.observe(self._changed, "value")
-        top = [board(self.controls), self.summary, self.trouble, self.picture]
+        top = [board(columns), self.summary, self.trouble, self.picture]
         self.page = ipywidgets.VBox([*top, self.real, self.python])
 
     @property
-    def scenario(self) -> Scenario:
+    def scenario(self) -> S:
         """What the controls say."""
-        return read(self.controls)
+        return self._meant(**values(self.controls))
 
     def run(self, steps: int | None = None) -> "Comparison":
-        """Run the schedule on real processes, paced, and wait for it; what the button does, but errors are raised."""
+        """Run on real processes, paced, and wait for it; what the button does, but errors are raised."""
         return self.real.run(steps)
 
     def close(self) -> None:
@@ -108,10 +92,10 @@ class ScheduleExplorer:
         with self._drawing:
             scenario = self.scenario
             with paused():
-                predicted = scenario.predict()
-                picture = png(plots.timeline(predicted))
+                figure, summary = scenario.draw()
+                picture = png(figure)
             self.picture.value = picture
-            self.summary.value = escape(summary(predicted))
+            self.summary.value = escape(summary)
             self.python.value = f'<pre style="line-height: 1.3">{escape(scenario.python())}</pre>'
             self.trouble.clear()
 
@@ -127,5 +111,5 @@ class ScheduleExplorer:
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         """The live explorer, and its picture for viewers that do not know widgets."""
         bundle: dict[str, Any] = self.page._repr_mimebundle_(**kwargs)
-        text = f"ScheduleExplorer: {self.scenario}"
+        text = f"{type(self).__name__}: {self.scenario}"
         return bundle | {"text/plain": text, "image/png": b64encode(self.picture.value).decode()}

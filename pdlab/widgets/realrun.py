@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from pdlab.errors import Cancelled
-from pdlab.widgets.scenario import UNIT_S, Scenario
+from pdlab.widgets.explored import Explored
 from pdlab.widgets.stage import Stage
 from pdlab.widgets.warm import WarmPool
 
@@ -22,7 +22,7 @@ AGAIN_S = 0.05
 class RealRun:
     """`run` in one thread, `stage` and `cancel` in another."""
 
-    def __init__(self, scenario: Scenario, pool: WarmPool, steps: int) -> None:
+    def __init__(self, scenario: Explored, pool: WarmPool, steps: int) -> None:
         if steps < 1:
             raise ValueError(f"a run of {steps} steps; give at least 1")
         self.scenario = scenario
@@ -53,8 +53,8 @@ class RealRun:
     def _run(self) -> "Comparison":
         from pdlab.widgets.watched import compare_scenario
 
-        self._ranks = self._pool.at_least(self.scenario.pp)
-        return compare_scenario(self.scenario, UNIT_S, self._ranks, self._steps, self._enter)
+        self._ranks = self._pool.at_least(self.scenario.num_ranks)
+        return compare_scenario(self.scenario, self._ranks, self._steps, self._enter)
 
     def _enter(self, stage: Stage) -> None:
         if self._cancelled.is_set():

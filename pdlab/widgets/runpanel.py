@@ -10,9 +10,9 @@ from pdlab import plots
 from pdlab.errors import Cancelled
 from pdlab.plots.timeline import name
 from pdlab.widgets.background import in_thread
+from pdlab.widgets.explored import Explored
 from pdlab.widgets.picture import frame, png
 from pdlab.widgets.realrun import RealRun
-from pdlab.widgets.scenario import UNIT_S, Scenario
 from pdlab.widgets.stage import Stage
 from pdlab.widgets.trouble import TroublePanel
 from pdlab.widgets.warm import WarmPool
@@ -23,13 +23,11 @@ if TYPE_CHECKING:
 LOOK_S = 0.1
 """How often the progress bar is brought up to date."""
 
-HINT = f"Paced on real processes, one for each stage; a unit of cost takes {1e3 * UNIT_S:g} ms."
-
 
 class RunPanel(ipywidgets.VBox):
-    """`scenario` says what to run when the button is pressed; `steps` are timed."""
+    """`scenario` says what to run when the button is pressed; `steps` are timed. The `hint` says what will happen."""
 
-    def __init__(self, scenario: Callable[[], Scenario], pool: WarmPool, steps: int) -> None:
+    def __init__(self, scenario: Callable[[], Explored], pool: WarmPool, steps: int, hint: str) -> None:
         self._scenario = scenario
         self._pool = pool
         self._steps = steps
@@ -38,7 +36,7 @@ class RunPanel(ipywidgets.VBox):
         self.run_button = ipywidgets.Button(description="Run for real", icon="play", button_style="primary")
         self.cancel_button = ipywidgets.Button(description="Cancel", icon="stop", disabled=True)
         self.bar = ipywidgets.FloatProgress(min=0, max=1, layout={"width": "14em", "display": "none"})
-        self.status = ipywidgets.HTML(HINT)
+        self.status = ipywidgets.HTML(hint)
         self.trouble = TroublePanel()
         self.picture = frame()
         self.picture.layout.display = "none"
@@ -55,7 +53,7 @@ class RunPanel(ipywidgets.VBox):
             comparison = found.run()
         finally:
             self._end()
-        self._show(comparison)
+        self._show(found.scenario, comparison)
         return comparison
 
     def start(self) -> None:
@@ -76,7 +74,7 @@ class RunPanel(ipywidgets.VBox):
     async def _follow(self, run: RealRun) -> None:
         """Nobody awaits this: whatever goes wrong is shown."""
         try:
-            self._show(await self._watch(run))
+            self._show(run.scenario, await self._watch(run))
         except Cancelled:
             self.status.value = "cancelled; the processes have ended"
         except Exception as error:
@@ -114,10 +112,10 @@ class RunPanel(ipywidgets.VBox):
         self.bar.value = stage.share if known else 1.0
         self.bar.style.bar_color = None if known else "#D0D0D0"
 
-    def _show(self, found: "Comparison") -> None:
-        title = f"{name(found.predicted.program)}, {1e3 * UNIT_S:g} ms for a unit of cost"
+    def _show(self, scenario: Explored, found: "Comparison") -> None:
+        note = scenario.pace_note()
+        title = f"{name(found.predicted.program)}, {note}"
         self.picture.value = png(plots.compare(found.predicted, found.measured, title=title))
         self.picture.layout.display = ""
-        self.status.value = (
-            f"time error {found.error_pct:+.1f} %, gradient error {found.grad_max_rel_error:.1e} against plain PyTorch"
-        )
+        time, gradients = f"time error {found.error_pct:+.1f} %", f"gradient error {found.grad_max_rel_error:.1e}"
+        self.status.value = f"{time}, {gradients} against plain PyTorch; {note}"

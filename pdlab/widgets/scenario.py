@@ -1,12 +1,15 @@
-"""What the controls of the explorer say, as one value: from it follow the program, the prediction and the Python call.
+"""A pipeline schedule as the controls say it: from it follow the program, the prediction and the Python call.
 
 Costs are in units of one's own choice; a real run takes `UNIT_S` seconds for each unit.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from pdlab import metrics, models, strategies
+from matplotlib.figure import Figure
+
+from pdlab import metrics, models, plots, strategies
 from pdlab.costs import Uniform
+from pdlab.lab import lab_transformer
 from pdlab.mesh import Axis
 from pdlab.models.nominal import MEGABYTE
 from pdlab.plots.units import UNITS, percent, three_digits
@@ -15,6 +18,7 @@ from pdlab.simulate import simulate
 from pdlab.strategies import Plan
 from pdlab.strategies.catalog import STRATEGIES
 from pdlab.trace import Trace
+from pdlab.widgets.explored import ROWS
 
 UNIT_S = 0.040
 """Seconds of a real run for one unit of cost: long against the scheduling noise of an operating system."""
@@ -52,10 +56,17 @@ class Scenario:
             known = ", ".join(pipeline_schedules())
             raise ValueError(f"{self.strategy!r} is not a pipeline schedule; choose one of {known}")
 
+    @property
+    def plan(self) -> Plan:
+        return Plan(pp=self.pp, microbatches=self.microbatches)
+
+    @property
+    def num_ranks(self) -> int:
+        return self.pp
+
     def program(self) -> Program:
         """The schedule on a model of equal layers, one for each stage."""
-        plan = Plan(pp=self.pp, microbatches=self.microbatches)
-        return strategies.build(strategies.get(self.strategy), plan, models.nominal(self.pp))
+        return strategies.build(strategies.get(self.strategy), self.plan, models.nominal(self.pp))
 
     def costs(self, unit: float = 1.0) -> Uniform:
         """The costs, with `unit` seconds for each unit."""
@@ -64,10 +75,31 @@ class Scenario:
     def predict(self) -> Trace:
         return simulate(self.program(), self.costs())
 
+    def draw(self) -> tuple[Figure, str]:
+        predicted = self.predict()
+        return plots.timeline(predicted), summary(predicted)
+
     def python(self) -> str:
         """The Python that makes the picture of this scenario, with what it imports."""
         costs = {"F": self.F, "I": self.I, "W": self.W, "comm": self.comm}
         return CALL.format(strategy=self.strategy, pp=self.pp, m=self.microbatches, **costs)
+
+    def lab_program(self, itemsize: int) -> Program:
+        """The schedule on the lab's transformer, made deep enough for the stages."""
+        plan = replace(self.plan, batch=ROWS * self.microbatches)
+        model = lab_transformer(plan, itemsize, depth_for(self.pp))
+        return strategies.build(strategies.get(self.strategy), plan, model)
+
+    def pace(self) -> Uniform:
+        return self.costs(UNIT_S)
+
+    def pace_note(self) -> str:
+        return f"{1e3 * UNIT_S:g} ms for a unit of cost"
+
+
+def depth_for(stages: int) -> int:
+    """The fewest layers with a segment for each stage: a transformer has two in a layer, and two around them."""
+    return max(1, (stages - 1) // 2)
 
 
 def summary(predicted: Trace) -> str:
