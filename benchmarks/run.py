@@ -7,7 +7,6 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from statistics import median
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ import torch
 from kills import kills
 
 from pdlab import models
-from pdlab.compare import TEACHING_COSTS, compare_strategy, digits_batch
+from pdlab.compare import compare_strategy, digits_batch
 from pdlab.costs import Uniform
 from pdlab.lab import lab_transformer
 from pdlab.launch import Ranks
@@ -64,17 +63,19 @@ GROUPS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("sequence", {}),
     ("sequence", {"overlap": True}),
 )
-GROUP_COSTS = replace(TEACHING_COSTS, comm=0.004)
+GROUP_COSTS = Uniform(F=0.160, B=0.320, comm=0.008)
+"""Slower than the teaching costs, since eight ranks share two cores: what a norm or a residual is modelled to take, a
+twentieth of its layer, must be more than it does take."""
 
 
 def groups() -> None:
     """Tensor groups of 4 and 8 ranks, paced, against their simulation."""
-    print("groups: gloo ranks, 2 microbatches, paced, median of 5 steps")
+    print("groups: gloo ranks, 1 microbatch, paced, median of 5 steps")
     errors = []
     for ranks in (4, 8):
         with Ranks(ranks) as pool:
             for name, choices in GROUPS:
-                plan = get(name).on(ranks, Plan(microbatches=2, batch=8, **choices))
+                plan = get(name).on(ranks, Plan(batch=8, **choices))
                 found = compare_strategy(name, plan, pool, costs=GROUP_COSTS)
                 assert found.error_pct is not None
                 errors.append(abs(found.error_pct))

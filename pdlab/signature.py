@@ -6,8 +6,8 @@ Lowering writes operands in this order and the executor reads them back, so neit
     R   reads   inputs, weights                              writes  outputs, saved
     B   reads   saved, output gradients, kept inputs,        writes  input gradients, weight gradients
                 weights, [weight gradients so far]
-    I   reads   saved, output gradients, kept inputs,        writes  input gradients, pending
-                weights
+    I   reads   saved, output gradients, kept inputs         writes  input gradients, pending
+                (but for the late ones), weights
     W   reads   pending, kept inputs,                        writes  weight gradients
                 [weight gradients so far]
 
@@ -24,7 +24,7 @@ from pdlab.ops import FORWARD_KINDS, Kind, Op, Value, payload
 class Operands(NamedTuple):
     """The operands of an F, R, B, I or W op, taken apart; what an op does not have is empty.
 
-    `inputs` are all of a segment's inputs for F and R and the kept ones for the others; `carried` is the saved or
+    `inputs` are all of a segment's inputs for F and R and kept ones for the others; `carried` is the saved or
     pending value that the op takes over, `left` the one that it leaves behind.
     """
 
@@ -54,7 +54,7 @@ def operands(op: Op, segment: Segment) -> Operands:
     forward, weights_too = kind in FORWARD_KINDS, kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
     num_carried = 0 if forward else 1
     num_output_gradients = len(segment.graded_outputs) if kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT) else 0
-    num_inputs = len(segment.inputs if forward else segment.kept_inputs)
+    num_inputs = len(segment.inputs_of(kind))
     carried, output_gradients, inputs, weights, so_far = _cut(
         payload(op.inputs), num_carried, num_output_gradients, num_inputs, 0 if kind is Kind.BACKWARD_WEIGHT else groups
     )

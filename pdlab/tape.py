@@ -129,12 +129,12 @@ class Tape:
         waiting = [d.x for d in self.deferred if isinstance(d.x, Tensor)] + [d.dy for d in self.deferred]
         return storage_bytes([*self.own, *waiting, *self.gradients.values()])
 
-    def weight_gradient(self, rule: Rule, x: Tensor, dy: Tensor) -> None:
-        """Find a weight gradient now, or put it off if this backward is for the input only."""
+    def weight_gradient(self, rule: Rule, x: Any, dy: Tensor) -> None:
+        """Find a weight gradient now, or put it off if this backward is for the input only. `x` is what `pack` gave."""
         if self.postpone:
-            self.deferred.append(Deferred(rule, self.as_view(x), dy))
+            self.deferred.append(Deferred(rule, x, dy))
         else:
-            self._apply(rule, x, dy)
+            self._apply(rule, self.unpack(x), dy)
 
     def _apply(self, rule: Rule, x: Tensor, dy: Tensor) -> None:
         for role, gradient in rule(x, dy).items():

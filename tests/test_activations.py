@@ -76,13 +76,19 @@ def kept_by_autograd(model: Model) -> int:
         saved[storage._cdata] = storage.nbytes()
         return x
 
+    class Watched(Tape):
+        """Linears hand what they keep to their tape."""
+
+        def pack(self, saved: Tensor) -> Tensor:
+            return pack(saved)
+
     with saved_tensors_hooks(pack, lambda x: x):
         for item in items:
             if isinstance(item, Exchange):
                 values[item.result.name] = _exchanged(item, values[item.payload.name], saved, apart, keep)
                 continue
             inputs = [_given(values, t.name, t.shape, model.itemsize) for t in item.inputs]
-            outputs = run(Frame(item, Tape({}), 0), inputs, _weights(item, apart, keep))
+            outputs = run(Frame(item, Watched({}), 0), inputs, _weights(item, apart, keep))
             values |= {t.name: y for t, y in zip(item.outputs, outputs, strict=True)}
     return sum(size for storage, size in saved.items() if storage not in apart)
 

@@ -89,11 +89,11 @@ class Store:
             case Kind.FORWARD | Kind.RECOMPUTE:
                 return self._forward(*self._taken_apart(op))
             case Kind.BACKWARD:
-                return self._backward(*self._taken_apart(op), op)
+                return self._backward(*self._taken_apart(op))
             case Kind.BACKWARD_INPUT:
                 return self._backward_input(*self._taken_apart(op))
             case Kind.BACKWARD_WEIGHT:
-                return self._backward_weight(*self._taken_apart(op), op)
+                return self._backward_weight(*self._taken_apart(op))
             case Kind.STEP:
                 return self._step(op)
             case Kind.ADD:
@@ -120,13 +120,13 @@ class Store:
 
     # --- forward and backward of a segment
 
-    def _taken_apart(self, op: Op) -> tuple[Segment, Operands]:
+    def _taken_apart(self, op: Op) -> tuple[Op, Segment, Operands]:
         segment = self.program.model.segments[self.program.stages[op.stage][op.segment]]
-        return segment, operands(op, segment)
+        return op, segment, operands(op, segment)
 
-    def _named(self, segment: Segment, found: Operands) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _named(self, op: Op, segment: Segment, found: Operands) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The inputs of an op and its weights, both by role."""
-        specs = segment.inputs if found.outputs else segment.kept_inputs
+        specs = segment.inputs_of(op.kind)
         inputs = {f"input {t.name}": self.tensor(v) for t, v in zip(specs, found.inputs, strict=True)}
         weights: dict[str, Tensor] = {}
         for group, value in zip(segment.groups if found.weights else (), found.weights, strict=True):
@@ -134,8 +134,8 @@ class Store:
             weights |= dict(zip(names, views(self.tensor(value), group), strict=True))
         return inputs, weights
 
-    def _forward(self, segment: Segment, found: Operands) -> list[Held]:
-        inputs, weights = self._named(segment, found)
+    def _forward(self, op: Op, segment: Segment, found: Operands) -> list[Held]:
+        inputs, weights = self._named(op, segment, found)
         tape = Tape({**inputs, **weights})
         frame = Frame(segment, tape, self.program.mesh.coordinates[self.rank][Axis.TP])
         if not found.left:
@@ -149,31 +149,31 @@ class Store:
         tape.watch([t for t, spec in zip(outputs, segment.outputs, strict=True) if spec.grad is not None])
         return [*(t.detach().contiguous() for t in outputs), tape]
 
-    def _backward_input(self, segment: Segment, found: Operands, postpone: bool = True) -> list[Held]:
-        tape = self._take(segment, found)
+    def _backward_input(self, op: Op, segment: Segment, found: Operands, postpone: bool = True) -> list[Held]:
+        tape = self._take(op, segment, found)
         tape.backward(self.tensors(found.output_gradients), postpone)
         gradients: list[Held] = []
         for t in segment.graded_inputs:
             gradients.append(tape.gradients.pop(f"input {t.name}").contiguous())
         return [tape, *gradients] if postpone else gradients
 
-    def _backward(self, segment: Segment, found: Operands, op: Op) -> list[Held]:
-        input_gradients = self._backward_input(segment, found, postpone=False)
-        return [*input_gradients, *self._weight_gradients(segment, found, op)]
+    def _backward(self, op: Op, segment: Segment, found: Operands) -> list[Held]:
+        input_gradients = self._backward_input(op, segment, found, postpone=False)
+        return [*input_gradients, *self._weight_gradients(op, segment, found)]
 
-    def _backward_weight(self, segment: Segment, found: Operands, op: Op) -> list[Held]:
-        self._take(segment, found).run_deferred()
-        return [*self._weight_gradients(segment, found, op)]
+    def _backward_weight(self, op: Op, segment: Segment, found: Operands) -> list[Held]:
+        self._take(op, segment, found).run_deferred()
+        return [*self._weight_gradients(op, segment, found)]
 
-    def _take(self, segment: Segment, found: Operands) -> Tape:
+    def _take(self, op: Op, segment: Segment, found: Operands) -> Tape:
         """The tape that the op takes over, with the op's own operands in place of the forward's."""
         tape = self.values[found.carried[0]]
         assert isinstance(tape, Tape)
-        inputs, weights = self._named(segment, found)
+        inputs, weights = self._named(op, segment, found)
         tape.bind({**inputs, **weights})
         return tape
 
-    def _weight_gradients(self, segment: Segment, found: Operands, op: Op) -> list[Held]:
+    def _weight_gradients(self, op: Op, segment: Segment, found: Operands) -> list[Held]:
         """One flat gradient for each group of weights, added to what was there before."""
         tape = self.values[found.carried[0]]
         assert isinstance(tape, Tape)

@@ -44,6 +44,7 @@ def _linear(name: str, block: Block, x: Tensor, width: int, itemsize: int) -> Se
         outputs=(Tensor(f"h{index + 1}", (width,), itemsize),),
         groups=(linear_group(name, width, fan_in, itemsize),),
         keeps=() if relu else (x.name,),
+        late=() if relu else (x.name,),
         saved=Kept(per_row=fan_in * itemsize if relu else 0),
         pending=Kept(per_row=(width + (fan_in if relu else 0)) * itemsize),
         flops=Flops(flops, flops if x.grad is not None else 0, flops),

@@ -12,7 +12,7 @@ from functools import cached_property
 from math import prod
 
 from pdlab.mesh import REPLICATED, Axis, Layout
-from pdlab.ops import Kind
+from pdlab.ops import FORWARD_KINDS, Kind
 
 LIGHT = 0.05
 """The work of a norm or a residual, as a share of that of the attention or feed-forward that it belongs to. Sequence
@@ -141,10 +141,10 @@ class Segment:
     """The smallest piece of a model that runs without communication.
 
     `keeps` names the inputs that the backward needs again (they stay alive, or are brought back, as values of their
-    own); `saved` is what the forward holds for the backward besides those and the weights, and `pending` what an `I`
-    op leaves for the `W` op. `layer` is what the names of its parameters begin with (empty: the segment's own name).
-    `rows` names the value that counts the rows where they are not samples, `code` is the import path of the user's
-    modules that a `MODULE` block is one of.
+    own), `late` those of them that only the weight gradients need; `saved` is what the forward holds for the backward
+    besides those and the weights, and `pending` what an `I` op leaves for the `W` op. `layer` is what the names of
+    its parameters begin with (empty: the segment's own name). `rows` names the value that counts the rows where they
+    are not samples, `code` is the import path of the user's modules that a `MODULE` block is one of.
     """
 
     name: str
@@ -153,6 +153,7 @@ class Segment:
     outputs: tuple[Tensor, ...]
     groups: tuple[Group, ...] = ()
     keeps: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
     saved: Kept = Kept()
     pending: Kept = Kept()
     flops: Flops = Flops()
@@ -172,6 +173,14 @@ class Segment:
     @cached_property
     def kept_inputs(self) -> tuple[Tensor, ...]:
         return tuple(t for t in self.inputs if t.name in self.keeps)
+
+    def inputs_of(self, kind: Kind) -> tuple[Tensor, ...]:
+        """The inputs that a pass reads: a forward all of them, a backward those that are kept, an `I` those of these
+        that are not `late`."""
+        if kind in FORWARD_KINDS:
+            return self.inputs
+        late = self.late if kind is Kind.BACKWARD_INPUT else ()
+        return tuple(t for t in self.kept_inputs if t.name not in late)
 
     @cached_property
     def graded_inputs(self) -> tuple[Tensor, ...]:

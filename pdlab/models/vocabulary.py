@@ -91,6 +91,7 @@ def classifier(name: str, block: Block, x: Tensor, tp: int, itemsize: int, smoot
         outputs=(logits,),
         groups=(Group(f"{name}.w", params, itemsize, along(0), along(0), tp),),
         keeps=() if relu else (x.name,),
+        late=() if relu else (x.name,),
         saved=Kept(fan_in * itemsize if relu else 0),
         pending=Kept((mine + (fan_in if relu else 0)) * itemsize),
         flops=Flops(flops, flops, flops),

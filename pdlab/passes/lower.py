@@ -126,7 +126,7 @@ class _Rank:
     def _backward_input(self, op: Op, segment: Segment) -> Operands:
         mb = op.microbatch
         return Operands(
-            inputs=tuple(self.names.tensor(t, mb) for t in segment.kept_inputs),
+            inputs=tuple(self.names.tensor(t, mb) for t in segment.inputs_of(op.kind)),
             weights=self.names.weights(op, segment),
             carried=(self.names.left("saved", Role.SAVED, segment, segment.saved, mb),),
             output_gradients=tuple(self.names.gradient(t, mb) for t in segment.graded_outputs),
@@ -141,7 +141,7 @@ class _Rank:
     def _backward_weight(self, op: Op, segment: Segment) -> Operands:
         so_far, written = self.names.accumulate(op, segment)
         return Operands(
-            inputs=tuple(self.names.tensor(t, op.microbatch) for t in segment.kept_inputs),
+            inputs=tuple(self.names.tensor(t, op.microbatch) for t in segment.inputs_of(op.kind)),
             carried=(self.names.left("pending", Role.PENDING, segment, segment.pending, op.microbatch),),
             so_far=so_far,
             weight_gradients=written,

@@ -6,6 +6,8 @@ asynchronous all-reduce of the input gradient):
 
     compute   |I heads|W heads|       |B norm        instead of    |B heads        |         |B norm
     tp group          |all-reduce d.u |                                            |all-reduce d.u |
+
+`I` does not look at what entered the linear, so what sequence parallelism gathers again for `W` comes under `I`.
 """
 
 from dataclasses import dataclass, replace
@@ -38,14 +40,16 @@ class _Splitting:
     def _halves(self, op: Op, exchanged: set[Value], types: dict[Value, Type]) -> list[Op]:
         segment = self.program.model.segments[self.program.stages[op.stage][op.segment]]
         found = operands(op, segment)
-        if not (found.weight_gradients and exchanged & set(found.input_gradients)):
+        if not (segment.flops.backward_weight and exchanged & set(found.input_gradients)):
             return [op]
         pending = f"{segment.name}.pending:{op.microbatch}"
         num_rows = self.program.rows[self.program.mesh.data_shard(self.number)][op.microbatch]
         types[pending] = Type(
             Role.PENDING, kept_size(segment, segment.pending, op.microbatch, num_rows), of=segment.name
         )
-        to_input = found._replace(so_far=(), left=(pending,), weight_gradients=())
+        early = {t.name for t in segment.inputs_of(Kind.BACKWARD_INPUT)}
+        inputs = tuple(v for t, v in zip(segment.kept_inputs, found.inputs, strict=True) if t.name in early)
+        to_input = found._replace(inputs=inputs, so_far=(), left=(pending,), weight_gradients=())
         to_weights = found._replace(carried=(pending,), output_gradients=(), weights=(), input_gradients=())
         return [
             op._replace(kind=Kind.BACKWARD_INPUT, inputs=to_input.reads, writes=to_input.writes),

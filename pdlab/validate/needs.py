@@ -106,7 +106,7 @@ def _pattern(program: Program, kind: Kind, segment: Segment, so_far: bool, saves
     pending = saved._replace(role=Role.PENDING)
     gradients = [weight_gradient(group, program.mesh) for group in segment.groups]
     found = Operands(
-        inputs=these("input", _each(_tensor, model, segment.inputs if forward else segment.kept_inputs)),
+        inputs=these("input", _each(_tensor, model, segment.inputs_of(kind))),
         weights=these("weight", (_weight(g) for g in (segment.groups if forward or to_input else ()))),
         carried=these("carried", () if forward else (saved,) if to_input else (pending,)),
         output_gradients=these("dy", _each(_gradient, model, segment.graded_outputs if to_input else ())),
