@@ -38,8 +38,8 @@ lab: env ## open the notebooks in JupyterLab
 bench: env ## print the ratios and errors that this machine reaches
 	$(BIN)/python benchmarks/run.py
 
-picture: env ## redraw the picture that the README shows
-	$(BIN)/pdlab picture --out docs/schedules.png
+picture: env ## redraw the pictures that the README shows
+	for what in schedules layout tradeoff; do $(BIN)/pdlab picture $$what --out docs/$$what.png || exit 1; done
 
 clean: ## remove results, builds and caches, but keep .venv
 	rm -rf out build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -123,7 +123,7 @@ def _timed(work: Callable[[], T], times: int) -> tuple[float, T]:
 
 
 def main() -> None:
-    chosen = sys.argv[1:] or ["simulator", "pool", "prediction"]
+    chosen = sys.argv[1:] or ["simulator", "pool", "prediction", "groups"]
     print(machine())
     for name in chosen:
         {"prediction": prediction, "groups": groups, "simulator": simulator, "pool": pool, "kills": kills}[name]()

@@ -256,22 +256,14 @@ def compare_strategies(given: Namespace) -> None:
 
 
 def picture(given: Namespace) -> None:
-    """Three schedules of one model, predicted, in one figure."""
-    from pdlab.plots import gallery
+    """Draw one of the pictures of the README."""
+    from pdlab.pictures import PICTURES as KNOWN
 
-    traces = [_predicted(strategies.get(name), 4, 8) for name in ("gpipe", "1f1b", "zb_h1")]
+    if given.out.suffix not in PICTURES:
+        raise ValueError(f"cannot draw {given.out.name}; end it in {' or '.join(PICTURES)}")
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    title = "Three pipelines of the same model: predicted, free messages"
-    gallery(traces, title=title).savefig(given.out, dpi=160)
+    KNOWN[given.what]().savefig(given.out, dpi=160)
     print(f"wrote {given.out}")
-
-
-def _predicted(strategy: Strategy, ranks: int, microbatches: int) -> Trace:
-    from pdlab.simulate import simulate
-
-    plan = strategy.on(ranks, Plan(microbatches=microbatches))
-    model = models.nominal(ranks if strategy.axis is Axis.PP else 4, tp=plan.tp, split=plan.split.value)
-    return simulate(strategies.build(strategy, plan, model), Uniform())
 
 
 def _print(numbers: dict[str, Any], as_json: bool) -> None:

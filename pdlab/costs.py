@@ -159,8 +159,8 @@ class Analytic:
     link: Link = Link.CHANNEL
 
     def __str__(self) -> str:
-        rate, width = self.flops_per_second / 1e9, self.bandwidth / 1e9
-        return f"{rate:g} GFLOP/s, links {width:g} GB/s + {self.latency * 1e6:g} us"
+        rate, width = _prefixed(self.flops_per_second, "FLOP/s"), _prefixed(self.bandwidth, "B/s")
+        return f"{rate}, links {width} + {self.latency * 1e6:g} us"
 
     def seconds(self, op: Op, rank: int, program: Program, facts: Facts) -> float:
         if op.kind in PASS_KINDS:
@@ -175,6 +175,11 @@ class Analytic:
         if op.kind is Kind.SEND:
             return self.latency + moved_bytes(op, rank, program, facts) / self.bandwidth
         return 0.0
+
+
+def _prefixed(number: float, unit: str) -> str:
+    size, prefix = next((p for p in ((1e12, "T"), (1e9, "G"), (1e6, "M")) if number >= p[0]), (1.0, ""))
+    return f"{number / size:g} {prefix}{unit}"
 
 
 def _num_rows(op: Op, rank: int, segment: Segment, program: Program, facts: Facts) -> int:

@@ -51,7 +51,7 @@ def test_what_a_block_computes_and_communicates(tp: int, split: str) -> None:
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_overlap_hides_the_collectives_of_input_gradients(split: str) -> None:
-    """On a fast link wholly. What remains are those of the forward, and the gathers of output gradients; what is gathered
+    """On a fast link wholly. What remains are those of the forward, and gathers of output gradients; what is gathered
     again for weight gradients comes under the input gradients (Korthikanti et al. 2022, section 4.2.2)."""
     plain, hidden = (BlockScenario(4, split, overlap=overlap, link_gb_s=900.0).predict() for overlap in (False, True))
     assert metrics.busy_per_rank(hidden) == pytest.approx(metrics.busy_per_rank(plain))

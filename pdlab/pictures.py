@@ -1,0 +1,30 @@
+"""The pictures of the README, each drawn from a prediction or a model, so that they can be drawn again."""
+
+from collections.abc import Callable
+
+from pdlab import models, plots, study
+from pdlab.costs import Uniform
+from pdlab.plots import Figure
+from pdlab.simulate import simulate
+from pdlab.strategies import Plan, build, get
+
+
+def schedules() -> Figure:
+    """Three schedules of one model."""
+    plan, model = Plan(pp=4, microbatches=8), models.nominal(4)
+    traces = [simulate(build(get(name), plan, model), Uniform()) for name in ("gpipe", "1f1b", "zb_h1")]
+    return plots.gallery(traces, title="Three pipelines of the same model: predicted, free messages")
+
+
+def layout() -> Figure:
+    """A transformer block over a tensor group."""
+    return plots.layout(models.transformer(width=64, depth=1, heads=8, tp=4), [1, 2])
+
+
+def tradeoff() -> Figure:
+    """ZeRO-3 against tensor parallelism: four blocks of GPT-3's width on eight ranks, 80 GB each."""
+    batches, links = [2**i for i in range(11)], (12.5e9, 50e9, 450e9)
+    return plots.tradeoff(study.study(study.GPT3_BLOCKS, batches, links, 80e9))
+
+
+PICTURES: dict[str, Callable[[], Figure]] = {"schedules": schedules, "layout": layout, "tradeoff": tradeoff}
