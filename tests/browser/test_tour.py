@@ -107,6 +107,33 @@ def test_what_goes_wrong_after_a_slider_is_shown_on_the_page(lab: Lab, page: Pag
     assert not complaints
 
 
+BLOCK = """
+from pdlab.widgets import BlockExplorer
+explorer = BlockExplorer(tp=2, steps=1)
+explorer
+"""
+
+
+@pytest.mark.timeout(200)
+def test_the_explorer_of_a_block_on_the_page(
+    lab: Lab, page: Page, complaints: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab.add("block.ipynb", BLOCK)
+    tour = Tour(page, lab.url("block.ipynb"))
+    tour.run_all()
+    taken = tour.latencies_ms("link speed", CHANGES)
+    with capsys.disabled():
+        print(f"\nslider to picture: median {median(taken):.0f} ms, worst {max(taken):.0f} ms of {len(taken)}")
+    page.locator(".widget-dropdown", has_text="split").first.locator("select").select_option("sequence")
+    tour.says("'sequence'", SOON_MS)
+    for name, size in SIZES.items():
+        page.set_viewport_size(size)
+        tour.shoot(f"block-{name}", page.locator(".widget-dropdown").first)
+    run_for_real(tour)
+    tour.shoot("block-measured", tour.run_button)
+    assert not complaints
+
+
 def explore_and_look(tour: Tour) -> None:
     top = tour.page.locator(".widget-dropdown").first
     tour.press("stages p", "End")
