@@ -8,10 +8,11 @@ zero-bubble paper assumes (each takes its latency plus its time on the wire), `c
 
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from typing import Protocol, assert_never
 
 from pdlab.models.spec import Flops, Segment
-from pdlab.ops import COLLECTIVE_KINDS, PASS_KINDS, Kind, Op, label
+from pdlab.ops import COLLECTIVE_KINDS, COMMUNICATION_KINDS, PASS_KINDS, Kind, Op, label, payload
 from pdlab.program import Facts, Program, Sized, num_bytes
 
 
@@ -151,23 +152,27 @@ def _split(B: float | None, I: float | None, W: float | None) -> tuple[float, fl
 
 @dataclass(frozen=True)
 class Analytic:
-    """FLOP over a rate, and for communications latency plus ring bytes over bandwidth (bytes per second)."""
+    """A roofline for what computes, and for communications latency plus ring bytes over bandwidth (bytes per second).
+
+    An op computes for its FLOP over a rate, or for the bytes of all that it reads and writes over `memory_bandwidth`,
+    whichever takes longer (Williams et al. 2009, doi:10.1145/1498765.1498785). Without a memory bandwidth, norms,
+    residuals and optimizer steps are free; sums and splits, which real kernels do on the way, always are.
+    """
 
     flops_per_second: float
     bandwidth: float
     latency: float = 0.0
     link: Link = Link.CHANNEL
+    memory_bandwidth: float = inf
 
     def __str__(self) -> str:
         rate, width = _prefixed(self.flops_per_second, "FLOP/s"), _prefixed(self.bandwidth, "B/s")
-        return f"{rate}, links {width} + {self.latency * 1e6:g} us"
+        memory = f", memory {_prefixed(self.memory_bandwidth, 'B/s')}" if self.memory_bandwidth < inf else ""
+        return f"{rate}{memory}, links {width} + {self.latency * 1e6:g} us"
 
     def seconds(self, op: Op, rank: int, program: Program, facts: Facts) -> float:
-        if op.kind in PASS_KINDS:
-            segment = program.model.segments[program.stages[op.stage][op.segment]]
-            return (
-                flops_of(op.kind, segment.flops) * _num_rows(op, rank, segment, program, facts) / self.flops_per_second
-            )
+        if op.kind not in COMMUNICATION_KINDS:
+            return max(self._computing(op, rank, program, facts), self._moving(op, rank, program, facts))
         if op.kind in COLLECTIVE_KINDS:
             assert op.axis is not None
             wire = wire_factor(op.kind, program.mesh.degree(op.axis)) * moved_bytes(op, rank, program, facts)
@@ -175,6 +180,20 @@ class Analytic:
         if op.kind is Kind.SEND:
             return self.latency + moved_bytes(op, rank, program, facts) / self.bandwidth
         return 0.0
+
+    def _computing(self, op: Op, rank: int, program: Program, facts: Facts) -> float:
+        if op.kind not in PASS_KINDS:
+            return 0.0
+        segment = program.model.segments[program.stages[op.stage][op.segment]]
+        flops = flops_of(op.kind, segment.flops) * _num_rows(op, rank, segment, program, facts)
+        return flops / self.flops_per_second
+
+    def _moving(self, op: Op, rank: int, program: Program, facts: Facts) -> float:
+        if self.memory_bandwidth == inf or not (op.kind in PASS_KINDS or op.kind is Kind.STEP):
+            return 0.0
+        types = program.ranks[rank].types
+        touched = sum(num_bytes(types[v].size, facts, rank) for v in (*payload(op.inputs), *payload(op.writes)))
+        return touched / self.memory_bandwidth
 
 
 def _prefixed(number: float, unit: str) -> str:

@@ -20,9 +20,9 @@ from pdlab.strategies import Plan, Strategy
 from pdlab.trace import Trace
 from pdlab.widgets.explored import ROWS
 
-TFLOPS, LATENCY_US, ITEMSIZE = 400, 10, 2
-"""What-if figures: 10^12 FLOP per second of a rank, microseconds before a collective moves anything, bytes of a
-number."""
+TFLOPS, MEMORY_TB_S, LATENCY_US, ITEMSIZE = 400, 3, 10, 2
+"""What-if figures: 10^12 FLOP per second of a rank, 10^12 bytes per second of its memory, microseconds before a
+collective moves anything, bytes of a number."""
 
 SIZES, SPLITS = (1, 2, 4, 8), ("tensor", "sequence")
 """Ranks of the tensor groups that a picture compares, and what they split."""
@@ -43,7 +43,7 @@ from pdlab.costs import Analytic
 from pdlab.passes import Recompute
 from pdlab.passes.excerpt import excerpt
 from pdlab.simulate import simulate
-costs = Analytic(flops_per_second={tflops}e12, bandwidth={bandwidth:.12g}e9, latency={latency}e-6)
+costs = Analytic({tflops}e12, bandwidth={bandwidth:.12g}e9, latency={latency}e-6, memory_bandwidth={memory}e12)
 def block(split, tp):
     plan = strategies.Plan(tp=tp, batch={b}, recompute=Recompute({recompute!r}), overlap={overlap})
     model = models.transformer(width={h}, depth=1, heads={a}, tokens={s}, itemsize={e}, tp=tp, split=split)
@@ -91,8 +91,8 @@ class BlockScenario:
         return max(FEWEST, self.width // HEAD)
 
     def costs(self) -> Analytic:
-        """FLOP and bytes over the what-if figures."""
-        return Analytic(TFLOPS * 1e12, self.link_gb_s * 1e9, LATENCY_US * 1e-6)
+        """FLOP and bytes over the what-if figures; norms and residuals take the time of their bytes."""
+        return Analytic(TFLOPS * 1e12, self.link_gb_s * 1e9, LATENCY_US * 1e-6, memory_bandwidth=MEMORY_TB_S * 1e12)
 
     def program(self) -> Program:
         """A step of the block between an embedding and a classifier."""
@@ -126,7 +126,7 @@ class BlockScenario:
         """The Python that makes the picture of this scenario, with what it imports."""
         sizes = {"h": self.width, "a": self.heads, "s": self.tokens, "b": self.samples, "e": ITEMSIZE}
         how = {"recompute": self.recompute, "overlap": self.overlap, "tp": self.tp, "split": self.split}
-        figures = {"tflops": TFLOPS, "latency": LATENCY_US, "bandwidth": self.link_gb_s}
+        figures = {"tflops": TFLOPS, "memory": MEMORY_TB_S, "latency": LATENCY_US, "bandwidth": self.link_gb_s}
         return CALL.format(**sizes, **how, **figures, sizes=SIZES)
 
     def lab_program(self, itemsize: int) -> Program:
