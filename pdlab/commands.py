@@ -142,7 +142,19 @@ def _chosen(strategy: Strategy, plan: Plan, given: Namespace) -> Plan:
     """The plan as the strategy's name has it; ValueError where an option says otherwise."""
     if given.split and strategy.split and given.split != strategy.split.value:
         raise ValueError(f"--split {given.split} with the strategy {strategy.name}, which has its own; leave it out")
-    return strategy.chosen(plan)
+    plan = strategy.chosen(plan)
+    idle = [f"--{name}" for name, given_ in _only_for_groups(given).items() if given_]
+    if plan.tp == 1 and idle:
+        raise ValueError(f"{idle[0]} without a tensor group, on which alone it acts; give --tp, or leave it out")
+    return plan
+
+
+def _only_for_groups(given: Namespace) -> dict[str, bool]:
+    return {
+        "split": bool(given.split),
+        "recompute partitioned": given.recompute == Recompute.PARTITIONED.value,
+        "overlap": bool(given.overlap),
+    }
 
 
 def _program(given: Namespace, model_of: ModelOf, batch: BatchOf | None = None) -> Program:

@@ -11,9 +11,10 @@ from enum import Enum
 from math import inf
 from typing import Protocol, assert_never
 
+from pdlab.models.model import Model
 from pdlab.models.spec import Flops, Segment
 from pdlab.ops import COLLECTIVE_KINDS, COMMUNICATION_KINDS, PASS_KINDS, Kind, Op, label, payload
-from pdlab.program import Facts, Program, Sized, num_bytes
+from pdlab.program import Facts, Program, Role, Sized, num_bytes
 
 
 class Link(Enum):
@@ -70,8 +71,7 @@ COST_NAMES = ("F", "B", "I", "W", "comm", "step")
 
 @dataclass(frozen=True)
 class Uniform:
-    """The same cost for every stage, shared equally by its layers, and within a layer in proportion to the FLOP of the
-    forward.
+    """The same cost for every stage, shared equally by its layers (see `share`), however a layer is split.
 
     F, B (full), I (for the input), W (for the weights) are per stage and microbatch, and B = I + W: of what is not
     given, I and W are half of B, or 1. `comm` is one message, however large; a
@@ -109,7 +109,7 @@ class Uniform:
         match op.kind:
             case Kind.FORWARD | Kind.RECOMPUTE | Kind.BACKWARD | Kind.BACKWARD_INPUT | Kind.BACKWARD_WEIGHT:
                 stage = program.stages[op.stage]
-                return self._of_stage(op.kind) * program.model.share(stage[op.segment], stage)
+                return self._of_stage(op.kind) * share(program.model, stage[op.segment], stage)
             case Kind.STEP:
                 weights = sum(num_bytes(program.ranks[rank].types[v].size, facts, rank) for v in op.inputs[:1])
                 return self.step * weights / _stage_weights(op.stage, program)
@@ -134,6 +134,21 @@ class Uniform:
         }[kind]
 
 
+LIGHT = 0.05
+"""What a norm or a residual counts for beside the attention or feed-forward that it belongs to: a teaching constant, of
+the order of what sequence parallelism saves of a layer (Korthikanti et al. 2022, arXiv:2205.05198, table 4)."""
+
+
+def share(model: Model, segment: str, stage: tuple[str, ...]) -> float:
+    """A segment's share of the work of a stage where all layers do the same: by the FLOP of its forward within its
+    layer. What does not multiply counts for a `LIGHT` part of what does."""
+    layer = model.layer_of[segment]
+    flops = {name: model.segments[name].flops.forward for name in stage if model.layer_of[name] == layer}
+    light = LIGHT * sum(flops.values()) or 1.0
+    total = sum(n or light for n in flops.values())
+    return (flops[segment] or light) / total / len({model.layer_of[name] for name in stage})
+
+
 def _stage_weights(stage: int, program: Program) -> int:
     return sum(g.bytes for name in program.stages[stage] for g in program.model.segments[name].groups) or 1
 
@@ -152,11 +167,11 @@ def _split(B: float | None, I: float | None, W: float | None) -> tuple[float, fl
 
 @dataclass(frozen=True)
 class Analytic:
-    """A roofline for what computes, and for communications latency plus ring bytes over bandwidth (bytes per second).
+    """What computes takes its FLOP over a rate and the bytes of all that it reads and writes over `memory_bandwidth`;
+    communications take latency plus ring bytes over bandwidth (bytes per second).
 
-    An op computes for its FLOP over a rate, or for the bytes of all that it reads and writes over `memory_bandwidth`,
-    whichever takes longer (Williams et al. 2009, doi:10.1145/1498765.1498785). Without a memory bandwidth, norms,
-    residuals and optimizer steps are free; sums and splits, which real kernels do on the way, always are.
+    What an `I` leaves for its `W` is not copied, so the two read and write what a `B` does. Without a memory bandwidth,
+    norms, residuals and optimizer steps are free; sums and splits, which real kernels do on the way, always are.
     """
 
     flops_per_second: float
@@ -172,7 +187,7 @@ class Analytic:
 
     def seconds(self, op: Op, rank: int, program: Program, facts: Facts) -> float:
         if op.kind not in COMMUNICATION_KINDS:
-            return max(self._computing(op, rank, program, facts), self._moving(op, rank, program, facts))
+            return self._computing(op, rank, program, facts) + self._moving(op, rank, program, facts)
         if op.kind in COLLECTIVE_KINDS:
             assert op.axis is not None
             wire = wire_factor(op.kind, program.mesh.degree(op.axis)) * moved_bytes(op, rank, program, facts)
@@ -192,8 +207,8 @@ class Analytic:
         if self.memory_bandwidth == inf or not (op.kind in PASS_KINDS or op.kind is Kind.STEP):
             return 0.0
         types = program.ranks[rank].types
-        touched = sum(num_bytes(types[v].size, facts, rank) for v in (*payload(op.inputs), *payload(op.writes)))
-        return touched / self.memory_bandwidth
+        values = [v for v in (*payload(op.inputs), *payload(op.writes)) if types[v].role is not Role.PENDING]
+        return sum(num_bytes(types[v].size, facts, rank) for v in values) / self.memory_bandwidth
 
 
 def _prefixed(number: float, unit: str) -> str:

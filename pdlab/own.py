@@ -27,7 +27,8 @@ from pdlab.importing import blame, locate
 from pdlab.importing import stamp as stamp_of
 from pdlab.mesh import REPLICATED
 from pdlab.models.digits import CLASSES, PIXELS, loss_tensor
-from pdlab.models.spec import Block, Feed, Flops, Group, Kept, Model, Param, Segment
+from pdlab.models.model import Model
+from pdlab.models.spec import Block, Feed, Flops, Group, Kept, Param, Segment
 from pdlab.models.spec import Tensor as Spec
 from pdlab.modules import listed, loaded
 from pdlab.state import FLOAT

@@ -9,7 +9,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from pdlab.mesh import DATA_AXES, LOCAL, PARTIAL, REPLICATED, Layout, Mesh
-from pdlab.models.spec import Group, Model, Tensor
+from pdlab.models.model import Model
+from pdlab.models.spec import Group, Tensor
 from pdlab.ops import Kind, Op, Value
 
 
@@ -104,10 +105,6 @@ class Program:
         """Samples of one step over all data shards and microbatches."""
         return sum(map(sum, self.rows))
 
-    def divisor(self, microbatch: int) -> int:
-        """By how many samples the summed loss of this microbatch is divided: those of the step that it belongs to."""
-        return sum(shard[microbatch] for shard in self.rows) if self.steps_each_microbatch else self.batch
-
     @property
     def steps_each_microbatch(self) -> bool:
         return any(op.kind is Kind.STEP and op.microbatch >= 0 for rank in self.ranks for op in rank.ops)
@@ -121,18 +118,13 @@ class Program:
         return grid(self)
 
 
-def tensor_roles(model: Model) -> dict[str, Role]:
-    """What each tensor between segments is: fed from outside, the loss, a count (a fact), or an activation."""
-    feeds = {t.name for t in model.feeds}
-
-    def role(t: Tensor) -> Role:
-        if t.name in feeds:
-            return Role.FEED
-        if t.name == model.loss:
-            return Role.LOSS
-        return Role.ACTIVATION if t.grad is not None or t.per_row else Role.FACT
-
-    return {name: role(t) for name, t in model.tensors.items()}
+def tensor_role(model: Model, t: Tensor) -> Role:
+    """What a tensor between segments is: fed from outside, the loss, a count (a fact), or an activation."""
+    if any(t.name == feed.name for feed in model.feeds):
+        return Role.FEED
+    if t.name == model.loss:
+        return Role.LOSS
+    return Role.ACTIVATION if t.grad is not None or t.per_row else Role.FACT
 
 
 def gradient_layout(group: Group, mesh: Mesh) -> Layout:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from pdlab.mesh import LOCAL, Axis, Spread
-from pdlab.models.spec import Feed, Group, Model
+from pdlab.models.model import Model
+from pdlab.models.spec import Feed, Group
 from pdlab.ops import Value
 from pdlab.optimizers import Optimizer
 from pdlab.program import Program, Role, Type

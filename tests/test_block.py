@@ -37,13 +37,17 @@ def alone(program: Program) -> Program:
 def test_what_a_block_computes_and_communicates(tp: int, split: str) -> None:
     """Three times 24 b s h^2 + 4 b s^2 h FLOP (Narayanan et al. 2021, arXiv:2104.04473, appendix), shared; four
     all-reduces with tensor parallelism (Shoeybi et al. 2019), with sequence parallelism as many pairs of all-gather and
-    reduce-scatter, and two gathers for the backward (Korthikanti et al. 2022). Norms and residuals read and write
-    the hidden state 2 and 3 times forward, 3 and 3 backward; a share of it with sequence parallelism."""
+    reduce-scatter, and two gathers for the backward (Korthikanti et al. 2022). All that is read and written goes
+    through memory: between the halves of the layer a rank's own tokens 22 times, the rest as its segments say."""
     scenario = BlockScenario(tp, split, width=2048, tokens=1024, samples=2)
     trace, b, s, h = scenario.predict(), 2, 1024, 2048
-    computing = 3 * (24 * b * s * h**2 + 4 * b * s**2 * h) / tp / (TFLOPS * 1e12)
-    hidden = ITEMSIZE * b * s * h / (tp if split == "sequence" else 1)
-    computing += 2 * 11 * hidden / (MEMORY_TB_S * 1e12) if tp > 1 else 0.0
+    flops = 3 * (24 * b * s * h**2 + 4 * b * s**2 * h) / tp
+    whole, weights = ITEMSIZE * b * s * h, ITEMSIZE * 12 * h**2 / tp
+    scores = ITEMSIZE * b * scenario.heads * s**2 / tp
+    own = whole / (tp if split == "sequence" else 1)
+    touched = 22 * own + 10 * whole + 24 * whole / tp if tp > 1 else 38 * whole
+    touched += 2 * scores + 3 * weights
+    computing = flops / (TFLOPS * 1e12) + touched / (MEMORY_TB_S * 1e12)
     ring = (tp - 1) / tp * ITEMSIZE * b * s * h / (scenario.link_gb_s * 1e9)
     latency = LATENCY_US * 1e-6
     moving = 4 * (2 * ring + latency) if split == "tensor" else 10 * (ring + latency)

@@ -175,7 +175,7 @@ def test_a_tensor_is_drawn_as_it_lies(name: str) -> None:
     hatched where the sum is still to be taken; and of the gradient too."""
     model, _ = PICTURES[name]
     [axes] = picture(name).axes
-    tp = int(dict(model.recipe[1])["tp"])
+    tp = model.tp
     colours = theme.rank_colours(tp)
     by_name = {tensor.name: tensor for tensor in tensors_drawn(name)}
     names = [text for text in axes.texts if text.get_fontweight() != "bold" and text.get_text() in by_name]

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from pdlab import data, models
 from pdlab import reference as ref
-from pdlab.models.spec import Model
+from pdlab.models.model import Model
 from pdlab.reference import networks, pipedream
 
 MODELS = {
@@ -290,7 +290,7 @@ def test_an_impossible_cut_is_refused(num_stages: int) -> None:
 @pytest.mark.parametrize("pipedream", PIPEDREAM)
 def test_pipedream_is_for_an_mlp(pipedream: Callable[..., list[ref.Parameters]]) -> None:
     for name in ("transformer", "cnn", "experts"):
-        with pytest.raises(ValueError, match="only an MLP"):
+        with pytest.raises(ValueError, match="only a whole MLP"):
             pipedream(MODELS[name], {}, [], LR, 2)
 
 

@@ -14,7 +14,8 @@ from pdlab.execute.local import run_local
 from pdlab.execute.result import Result
 from pdlab.execute.settings import Settings
 from pdlab.mesh import Axis
-from pdlab.models.split import Split, along
+from pdlab.models.exchanges import along
+from pdlab.models.split import Split
 from pdlab.ops import Kind, Op
 from pdlab.optimizers import Sgd
 from pdlab.passes import Recompute

@@ -6,9 +6,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from pdlab.models.digits import CLASSES
+from pdlab.models.exchanges import along
 from pdlab.models.spec import Segment
 from pdlab.models.spec import Tensor as Spec
-from pdlab.models.split import along
 from pdlab.models.vocabulary import loss
 from pdlab.segments import Frame, run
 from pdlab.state import IGNORED

@@ -1,7 +1,8 @@
 """What one rank holds while it runs, and how each op that needs no other rank changes it.
 
 Values enter when an op writes them and leave when an op consumes them; nothing else keeps a tensor alive. So the
-bytes counted here are the bytes that a schedule needs.
+bytes counted here are the bytes that a schedule needs. Each value counts in full, also the few that share memory (the
+two gradients of a residual are one tensor): so nothing may change an activation or its gradient in place.
 """
 
 from dataclasses import dataclass, field

@@ -12,7 +12,7 @@ from pdlab.forms.encode import OP_DEFAULTS, OP_FIELDS, VERSION
 from pdlab.forms.fault import FormError, short
 from pdlab.forms.recipe import MAKERS, rebuild
 from pdlab.mesh import Axis, Layout, Mesh, Placement, Spread
-from pdlab.models.spec import Model
+from pdlab.models.model import Model
 from pdlab.ops import COMPUTE, Kind, Lane, Op, Stream
 from pdlab.program import Program, RankProgram, Role, Size, Sized, Type
 

@@ -8,7 +8,7 @@ from inspect import signature
 
 from pdlab import models
 from pdlab.forms.fault import FormError, short
-from pdlab.models.spec import Model
+from pdlab.models.model import Model
 
 MAKERS: Mapping[str, Callable[..., Model]] = {
     "cnn": models.cnn,

@@ -8,7 +8,8 @@ reference.
 
 from pdlab.models.digits import CLASSES, TARGET, loss_tensor
 from pdlab.models.mlp import linear_group
-from pdlab.models.spec import Block, Feed, Flops, Group, Kept, Model, Param, Segment, Tensor
+from pdlab.models.model import Model
+from pdlab.models.spec import Block, Feed, Flops, Group, Kept, Param, Segment, Tensor
 
 SIDE = 8
 KERNEL = 3

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from pdlab.mesh import Layout
 from pdlab.models.digits import KEYS
+from pdlab.models.exchanges import WHOLE, along
 from pdlab.models.spec import Kept, Tensor
-from pdlab.models.split import WHOLE, Split, along, check_degree, check_divides
+from pdlab.models.split import Split, check_degree, check_divides
 
 GROWTH = 4
 """How many times wider a feed-forward layer is inside."""

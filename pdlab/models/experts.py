@@ -9,7 +9,8 @@ capacity limit).
 from pdlab.mesh import LOCAL, REPLICATED, Axis
 from pdlab.models.digits import PIXELS, TARGET
 from pdlab.models.mlp import classifier, linear_group
-from pdlab.models.spec import Block, Exchange, Feed, Flops, Group, Kept, Model, Param, Segment, Tensor
+from pdlab.models.model import Model
+from pdlab.models.spec import Block, Exchange, Feed, Flops, Group, Kept, Param, Segment, Tensor
 from pdlab.ops import Kind
 
 

@@ -13,8 +13,9 @@ sum, so each rank finds a part of its gradient.
 """
 
 from pdlab.models.digits import CLASSES, PIXELS, TARGET, loss_tensor
+from pdlab.models.exchanges import PARTIAL_SUM, WHOLE, along, exchange
 from pdlab.models.spec import Block, Feed, Flops, Group, Item, Kept, Param, Segment, Tensor
-from pdlab.models.split import PART, WHOLE, Split, along, check_degree, check_divides, exchange
+from pdlab.models.split import Split, check_degree, check_divides
 from pdlab.models.vocabulary import classifier
 
 
@@ -22,6 +23,8 @@ def linears(width: int, depth: int, itemsize: int, tp: int, split: Split) -> tup
     """The layers of an MLP over `tp` > 1 ranks; `layers[0][0]` is the segment that is fed."""
     check_degree(tp)
     check_divides("width", width, tp)
+    if split is Split.ROW:
+        check_divides("pixels", PIXELS, tp)
     if split is Split.SEQUENCE:
         raise ValueError("an mlp has no split 'sequence', since it has no tokens; use tensor, column or row")
     layers: list[tuple[Item, ...]] = []
@@ -55,7 +58,7 @@ def _name(i: int, width: int | None) -> str:
 
 def _column(i: int, x: Tensor, width: int | None, itemsize: int, tp: int, whole_after: bool) -> tuple[Item, ...]:
     name, block = _name(i, width), Block.RELU_LINEAR if i else Block.LINEAR
-    entered = Tensor(f"{x.name}.in", x.shape, itemsize, WHOLE, PART) if i else x
+    entered = Tensor(f"{x.name}.in", x.shape, itemsize, WHOLE, PARTIAL_SUM) if i else x
     before = (exchange(f"{name}.f", x, entered),) if i else ()
     if width is None:
         return (*before, *classifier(name, block, entered, tp, itemsize))
@@ -88,7 +91,7 @@ def _row(i: int, x: Tensor, width: int | None, itemsize: int, tp: int, _: bool) 
     split_already = x.layout == along(1)
     own = x if split_already else Tensor(f"{x.name}.own", (x.shape[0] // tp,), itemsize, along(1), along(1))
     y = "logits" if width is None else f"h{i + 1}"
-    part, whole = Tensor(f"{y}.part", (out,), itemsize, PART, WHOLE), Tensor(y, (out,), itemsize)
+    part, whole = Tensor(f"{y}.part", (out,), itemsize, PARTIAL_SUM, WHOLE), Tensor(y, (out,), itemsize)
     relu, fan_in = bool(i), own.shape[0]
     flops = 2 * fan_in * out
     weight = Group(f"{name}.w", (Param("weight", (out, fan_in * tp), 1),), itemsize, along(0), along(0), tp)
@@ -97,7 +100,7 @@ def _row(i: int, x: Tensor, width: int | None, itemsize: int, tp: int, _: bool) 
         block=Block.ROW_LINEAR,
         inputs=(own,),
         outputs=(part,),
-        groups=(weight, Group(f"{name}.bias", (Param("bias", (out,)),), itemsize, WHOLE, PART)),
+        groups=(weight, Group(f"{name}.bias", (Param("bias", (out,)),), itemsize, WHOLE, PARTIAL_SUM)),
         keeps=() if relu else (own.name,),
         late=() if relu else (own.name,),
         saved=Kept(fan_in * itemsize if relu else 0),

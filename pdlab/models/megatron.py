@@ -5,8 +5,12 @@
 
 (forward / backward.) The two differ in nothing but the layout between the blocks: the whole hidden state on each
 rank, or each rank's own tokens (Shoeybi et al. 2019, arXiv:1909.08053, section 3; Korthikanti et al. 2022,
-arXiv:2205.05198, section 4.2). The row-parallel bias comes after the sum, so it is added once with a whole gradient;
-of split tokens each rank finds a part of the gradients of gains and biases, to be summed over the group.
+arXiv:2205.05198, section 4.2). The exchanges are called f and g in both, as in the first paper; the second writes f bar
+for its g, and g and g bar for what takes the places of the two.
+
+The row-parallel bias comes after the sum, so it is added once with a whole gradient (the linears of
+`pdlab.models.linears` add a t-th of it inside the sum instead). Of split tokens each rank finds a part of the
+gradients of gains and biases, to be summed over the group.
 
 A rank holds s b h (10 + 24 / t + 5 a s / (h t)) bytes of a layer with tensor parallelism and
 s b h / t (34 + 5 a s / h) with both (equations 2 and 4 there, for e = 2).
@@ -15,8 +19,8 @@ s b h / t (34 + 5 a s / h) with both (equations 2 and 4 there, for e = 2).
 from collections.abc import Callable
 
 from pdlab.models.dimensions import GROWTH, STATISTICS, Dimensions
+from pdlab.models.exchanges import PARTIAL_SUM, WHOLE, along, exchange
 from pdlab.models.spec import Block, Flops, Group, Item, Kept, Param, Segment, Tensor
-from pdlab.models.split import PART, WHOLE, along, exchange
 
 
 def attention(sizes: Dimensions, name: str, x: Tensor, y: Tensor) -> tuple[Item, ...]:
@@ -67,14 +71,14 @@ def _sharded(name: str, params: tuple[Param, ...], sizes: Dimensions) -> Group:
 
 def whole(name: str, params: tuple[Param, ...], sizes: Dimensions) -> Group:
     """Weights that every rank has all of, for segments between the blocks."""
-    return Group(name, params, sizes.itemsize, WHOLE, PART if sizes.sharded else WHOLE)
+    return Group(name, params, sizes.itemsize, WHOLE, PARTIAL_SUM if sizes.sharded else WHOLE)
 
 
 def _block(
     sizes: Dimensions, name: str, x: Tensor, y: Tensor, bias: str, inside: Callable[[Tensor, Tensor], Segment]
 ) -> tuple[Item, ...]:
-    normed, entered = sizes.hidden(f"{name}.u"), sizes.hidden(f"{name}.u.in", WHOLE, PART)
-    part, summed = sizes.hidden(f"{name}.part", PART, WHOLE), sizes.hidden(f"{name}.z")
+    normed, entered = sizes.hidden(f"{name}.u"), sizes.hidden(f"{name}.u.in", WHOLE, PARTIAL_SUM)
+    part, summed = sizes.hidden(f"{name}.part", PARTIAL_SUM, WHOLE), sizes.hidden(f"{name}.z")
     return (
         _norm(sizes, name, x, normed),
         exchange(f"{name}.f", normed, entered),

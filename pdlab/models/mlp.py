@@ -2,7 +2,8 @@
 
 from pdlab.models.digits import CLASSES, PIXELS, TARGET, loss_tensor
 from pdlab.models.linears import linears
-from pdlab.models.spec import Block, Feed, Flops, Group, Item, Kept, Model, Param, Segment, Tensor
+from pdlab.models.model import Model
+from pdlab.models.spec import Block, Feed, Flops, Group, Item, Kept, Param, Segment, Tensor
 from pdlab.models.split import split_named
 
 
@@ -13,12 +14,13 @@ def mlp(*, width: int = 64, depth: int = 8, itemsize: int = 4, tp: int = 1, spli
     """
     if depth < 2 or width < 1:
         raise ValueError(f"depth {depth}, width {width}: an MLP needs a depth of at least 2 and a width of at least 1")
-    layers = linears(width, depth, itemsize, tp, split_named(split)) if tp > 1 else _whole(width, depth, itemsize)
+    how = split_named(split)
+    layers = linears(width, depth, itemsize, tp, how) if tp > 1 else _whole(width, depth, itemsize)
     first = layers[0][0]
     assert isinstance(first, Segment)
     said: tuple[tuple[str, int | str], ...] = (("width", width), ("depth", depth), ("itemsize", itemsize))
     recipe = ("mlp", (*said, *((("tp", tp), ("split", split)) if tp > 1 else ())))
-    return Model(recipe, layers, (first.inputs[0], TARGET), itemsize)
+    return Model(recipe, layers, (first.inputs[0], TARGET), itemsize, tp=tp, split=how if tp > 1 else None)
 
 
 def _whole(width: int, depth: int, itemsize: int) -> tuple[tuple[Item, ...], ...]:

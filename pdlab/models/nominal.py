@@ -7,16 +7,18 @@ backward needs) and M_W (what the backward for the weights still needs), so clos
 
 from pdlab.mesh import Axis, Layout, Spread
 from pdlab.models.digits import loss_tensor
-from pdlab.models.spec import Block, Flops, Group, Item, Kept, Model, Param, Segment, Tensor
-from pdlab.models.split import PART, WHOLE, Split, along, exchange, split_named
+from pdlab.models.exchanges import PARTIAL_SUM, WHOLE, along, exchange
+from pdlab.models.model import Model
+from pdlab.models.spec import Block, Flops, Group, Item, Kept, Param, Segment, Tensor
+from pdlab.models.split import Split, split_named
 
 MEGABYTE = 10**6
 
 ENDS: dict[Split, tuple[tuple[Layout, Layout], tuple[Layout, Layout], Layout]] = {
-    Split.TENSOR: ((WHOLE, PART), (PART, WHOLE), WHOLE),
-    Split.SEQUENCE: ((WHOLE, PART), (PART, WHOLE), along(1)),
-    Split.COLUMN: ((WHOLE, PART), (along(1), along(1)), WHOLE),
-    Split.ROW: ((along(1), along(1)), (PART, WHOLE), WHOLE),
+    Split.TENSOR: ((WHOLE, PARTIAL_SUM), (PARTIAL_SUM, WHOLE), WHOLE),
+    Split.SEQUENCE: ((WHOLE, PARTIAL_SUM), (PARTIAL_SUM, WHOLE), along(1)),
+    Split.COLUMN: ((WHOLE, PARTIAL_SUM), (along(1), along(1)), WHOLE),
+    Split.ROW: ((along(1), along(1)), (PARTIAL_SUM, WHOLE), WHOLE),
 }
 """How a layer takes its input and makes its output, each with its gradient, and how it lies between two layers."""
 
@@ -31,7 +33,8 @@ def nominal(
     recipe |= {} if split == "tensor" else {"split": split}
     kept = Kept(per_row=round(M_B * unit)), Kept(per_row=round(M_W * unit))
     layers = tuple(_layer(i, num_layers, kept, unit, tp, split_named(split)) for i in range(num_layers))
-    return Model(("nominal", tuple(recipe.items())), layers, (_tokens(),), itemsize=1)
+    shared = split_named(split) if tp > 1 else None
+    return Model(("nominal", tuple(recipe.items())), layers, (_tokens(),), itemsize=1, tp=tp, split=shared)
 
 
 def _tokens() -> Tensor:

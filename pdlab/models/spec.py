@@ -1,4 +1,4 @@
-"""What a model is, told without tensors: the numbers that a prediction needs.
+"""What a model is made of, told without tensors: the numbers that a prediction needs.
 
 A model is a chain of layers; a layer is one or more items. An item is either a *segment* (computation without any
 communication) or an *exchange* (a collective that the mathematics of the layer needs, with its counterpart in the
@@ -13,11 +13,6 @@ from math import prod
 
 from pdlab.mesh import REPLICATED, Axis, Layout
 from pdlab.ops import FORWARD_KINDS, Kind
-
-LIGHT = 0.05
-"""The work of a norm or a residual, as a share of that of the attention or feed-forward that it belongs to. Sequence
-parallelism over 8 ranks saved 0.5 of the 7.7 ms that the forward of a 22B layer takes (Korthikanti et al. 2022,
-arXiv:2205.05198, table 4), which is 7 eighths of what two norms and two residuals with dropout take: 0.14 ms each."""
 
 
 class Block(Enum):
@@ -209,91 +204,3 @@ class Exchange:
 
 
 Item = Segment | Exchange
-
-
-@dataclass(frozen=True)
-class Model:
-    """A chain of layers with the tensors it is fed. `itemsize` is the size of one weight in bytes.
-
-    `recipe` is the function of `pdlab.models` that makes it and the arguments it was given: a model travels as its
-    recipe. `repeated` are the layers that make up one block of the model (attention and feed-forward); where nothing is
-    said, each layer is one.
-    """
-
-    recipe: tuple[str, tuple[tuple[str, float | str], ...]]
-    layers: tuple[tuple[Item, ...], ...]
-    feeds: tuple[Tensor, ...]
-    itemsize: int
-    loss: str = "loss"
-    repeated: tuple[tuple[int, ...], ...] = ()
-
-    @cached_property
-    def blocks(self) -> tuple[tuple[int, ...], ...]:
-        """Layers that are recomputed together."""
-        return self.repeated or tuple((i,) for i in range(len(self.layers)))
-
-    @cached_property
-    def name(self) -> str:
-        maker, arguments = self.recipe
-        return f"{maker}({', '.join(f'{key}={value}' for key, value in arguments)})"
-
-    @property
-    def code(self) -> str:
-        """The import path of the user's modules that the model is made of; empty for the models of the lab."""
-        return next(iter(self.segments.values())).code
-
-    @cached_property
-    def segments(self) -> dict[str, Segment]:
-        return {item.name: item for layer in self.layers for item in layer if isinstance(item, Segment)}
-
-    @cached_property
-    def groups(self) -> dict[str, Group]:
-        return {group.name: group for segment in self.segments.values() for group in segment.groups}
-
-    @cached_property
-    def segment_of_group(self) -> dict[str, Segment]:
-        return {group.name: segment for segment in self.segments.values() for group in segment.groups}
-
-    @cached_property
-    def tensors(self) -> dict[str, Tensor]:
-        """Every tensor between segments, by name."""
-        found: dict[str, Tensor] = {}
-        for layer in self.layers:
-            for item in layer:
-                ends = (*item.inputs, *item.outputs) if isinstance(item, Segment) else (item.payload, item.result)
-                found |= {t.name: t for t in ends}
-        return found
-
-    @cached_property
-    def layer_of(self) -> dict[str, int]:
-        """The layer of each segment."""
-        return {item.name: i for i, layer in enumerate(self.layers) for item in layer if isinstance(item, Segment)}
-
-    def share(self, segment: str, stage: tuple[str, ...]) -> float:
-        """A segment's share of the work of a stage where all layers do the same: by the FLOP of its forward within its
-        layer. What does not multiply counts for a `LIGHT` part of what does."""
-        layer = self.layer_of[segment]
-        flops = {name: self.segments[name].flops.forward for name in stage if self.layer_of[name] == layer}
-        light = LIGHT * sum(flops.values()) or 1.0
-        total = sum(n or light for n in flops.values())
-        return (flops[segment] or light) / total / len({self.layer_of[name] for name in stage})
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of the whole model, however it is sharded."""
-        return sum(prod(param.shape) for group in self.groups.values() for param in group.params)
-
-    def stages(self, num_stages: int) -> tuple[tuple[Item, ...], ...]:
-        """Cut the layers into contiguous stages of as equal a number of layers as possible, the longer ones first."""
-        if num_stages > len(self.layers):
-            raise ValueError(
-                f"{num_stages} stages are more than the {len(self.layers)} layers of model {self.name}; "
-                f"use at most {len(self.layers)} stages or a model of more layers"
-            )
-        each, extra = divmod(len(self.layers), num_stages)
-        ends = [each * (s + 1) + min(s + 1, extra) for s in range(num_stages)]
-        starts = [0, *ends[:-1]]
-        return tuple(
-            tuple(item for layer in self.layers[start:end] for item in layer)
-            for start, end in zip(starts, ends, strict=True)
-        )

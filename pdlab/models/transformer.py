@@ -9,7 +9,8 @@ paper neglects. `pdlab.models.megatron` has the split form.
 from pdlab.models import megatron, vocabulary
 from pdlab.models.digits import CLASSES, INTENSITIES, PIXELS, TARGET, TOKENS, loss_tensor
 from pdlab.models.dimensions import GROWTH, STATISTICS, Dimensions
-from pdlab.models.spec import Block, Feed, Flops, Group, Item, Kept, Model, Param, Segment, Tensor
+from pdlab.models.model import Model
+from pdlab.models.spec import Block, Feed, Flops, Group, Item, Kept, Param, Segment, Tensor
 from pdlab.models.split import split_named
 
 
@@ -41,7 +42,8 @@ def transformer(
     recipe: dict[str, float | str] = {**said, **{name: value for name, value in more.items() if value != usual[name]}}
     blocks = tuple((2 * i + 1, 2 * i + 2) for i in range(depth))
     feeds = (_tokens(sizes), TARGET, *sizes.drop())
-    return Model(("transformer", tuple(recipe.items())), layers, feeds, itemsize, repeated=blocks)
+    shared = sizes.split if tp > 1 else None
+    return Model(("transformer", tuple(recipe.items())), layers, feeds, itemsize, repeated=blocks, tp=tp, split=shared)
 
 
 def _split(sizes: Dimensions, depth: int) -> tuple[tuple[Item, ...], ...]:

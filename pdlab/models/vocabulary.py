@@ -6,16 +6,18 @@ from all ranks they are enough:
 
     loss = log sum_i exp(lse_i) - sum_i z_i
 
-(Megatron-LM takes three all-reduces for the same, Shoeybi et al. 2019, arXiv:1909.08053, section 3.) In the backward
-every rank knows what came of its three numbers, so nothing moves. A vocabulary that the group does not divide is
+Megatron-LM takes three all-reduces for the same (its `core/tensor_parallel/cross_entropy.py`): 6 (t - 1) / t numbers of
+each sample in 6 (t - 1) rounds, where the gather moves 3 (t - 1) in t - 1 rounds: more numbers from t = 3 on, but fewer
+messages, and no other reduction than sums. In the backward every rank knows what came of its three numbers, so nothing
+moves. A vocabulary that the group does not divide is
 filled up with rows that no sample uses.
 """
 
 from pdlab.models.digits import CLASSES, INTENSITIES, TARGET, loss_tensor
 from pdlab.models.dimensions import STATISTICS, Dimensions
+from pdlab.models.exchanges import PARTIAL_SUM, WHOLE, along, exchange
 from pdlab.models.megatron import whole
 from pdlab.models.spec import Block, Flops, Group, Item, Kept, Param, Segment, Tensor
-from pdlab.models.split import PART, WHOLE, along, exchange
 
 SUMS = 3
 """Numbers that a rank finds of each sample."""
@@ -24,7 +26,7 @@ SUMS = 3
 def embedding(sizes: Dimensions, x: Tensor, y: Tensor) -> tuple[Item, ...]:
     """The vectors of this rank's part of the vocabulary, zero for the rest; summed, then the positions added."""
     h, e = sizes.width, sizes.itemsize
-    part, summed = sizes.hidden("embed.part", PART, WHOLE), sizes.hidden("embed.z")
+    part, summed = sizes.hidden("embed.part", PARTIAL_SUM, WHOLE), sizes.hidden("embed.z")
     token = Group("embed.w", (Param("token", (INTENSITIES, h), 0),), e, along(0), along(0), sizes.tp)
     of_place = Param("position", (sizes.tokens, h), 0 if sizes.sharded else None)
     place = Group("embed.place.w", (of_place,), e, sizes.place, sizes.place, sizes.tp if sizes.sharded else 1)
@@ -54,7 +56,7 @@ def embedding(sizes: Dimensions, x: Tensor, y: Tensor) -> tuple[Item, ...]:
 def head(sizes: Dimensions, x: Tensor) -> tuple[Item, ...]:
     """Norm and mean over the tokens, then the classes, spread over the group."""
     h, e = sizes.width, sizes.itemsize
-    pooled = Tensor("head.u", (h,), e, PART if sizes.sharded else WHOLE, WHOLE)
+    pooled = Tensor("head.u", (h,), e, PARTIAL_SUM if sizes.sharded else WHOLE, WHOLE)
     norm = (Param("norm.weight", (h,)), Param("norm.bias", (h,)))
     pool = Segment(
         name="head.pool",
@@ -68,7 +70,7 @@ def head(sizes: Dimensions, x: Tensor) -> tuple[Item, ...]:
         options=(("tokens", sizes.tokens),),
         layer="head",
     )
-    entered = Tensor("head.u.in", (h,), e, WHOLE, PART)
+    entered = Tensor("head.u.in", (h,), e, WHOLE, PARTIAL_SUM)
     return (
         pool,
         exchange("head.f", pooled, entered),

@@ -3,13 +3,14 @@ row."""
 
 from pdlab.passes.consume import consume_last_uses
 from pdlab.passes.cut import cut
+from pdlab.passes.excerpt import excerpt
 from pdlab.passes.gather_again import gather_again
 from pdlab.passes.gradients import all_reduce_gradients
 from pdlab.passes.guard import guard_steps
 from pdlab.passes.lower import lower
 from pdlab.passes.messages import insert_messages
 from pdlab.passes.overlap import overlap_weight_gradients
-from pdlab.passes.recompute import Recompute, recompute
+from pdlab.passes.recompute import Recompute, recompute, recompute_named
 from pdlab.passes.shard import shard_weights
 from pdlab.passes.streams import assign_streams
 
@@ -19,11 +20,13 @@ __all__ = [
     "assign_streams",
     "consume_last_uses",
     "cut",
+    "excerpt",
     "gather_again",
     "guard_steps",
     "insert_messages",
     "lower",
     "overlap_weight_gradients",
     "recompute",
+    "recompute_named",
     "shard_weights",
 ]

@@ -12,7 +12,8 @@ sums of weight gradients and optimizer steps go: they come once a step or betwee
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from pdlab.models.spec import Exchange, Model
+from pdlab.models.model import Model
+from pdlab.models.spec import Exchange
 from pdlab.ops import COLLECTIVE_KINDS, PASS_KINDS, Kind, Op, Value
 from pdlab.passes.consume import consume_last_uses
 from pdlab.program import Program, RankProgram, Role

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from pdlab.depend import ProgramError
 from pdlab.mesh import Axis, Mesh
-from pdlab.models.spec import Exchange, Item, Model, Segment, Tensor
+from pdlab.models.model import Model
+from pdlab.models.spec import Exchange, Item, Segment, Tensor
 from pdlab.ops import PASS_KINDS, Kind, Op, Value
 from pdlab.passes.naming import Names
 from pdlab.program import Program, RankProgram, Role

@@ -8,9 +8,10 @@ take gets a gradient from each, `d.h3/attn1.add:0`, which are added up.
 from dataclasses import dataclass, field
 
 from pdlab.mesh import DATA_AXES, LOCAL, PARTIAL, Layout, Mesh, shard
-from pdlab.models.spec import Group, Kept, Model, Segment, Tensor
+from pdlab.models.model import Model
+from pdlab.models.spec import Group, Kept, Segment, Tensor
 from pdlab.ops import Op, Value
-from pdlab.program import Role, Size, Sized, Type, gradient_layout, tensor_roles
+from pdlab.program import Role, Size, Sized, Type, gradient_layout, tensor_role
 
 
 @dataclass
@@ -30,7 +31,6 @@ class Names:
     held: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.roles = tensor_roles(self.model)
         self.takers = _takers(self.model)
 
     def live_out(self) -> frozenset[Value]:
@@ -42,7 +42,7 @@ class Names:
     def tensor(self, t: Tensor, mb: int) -> Value:
         value = self.alias.get(f"{t.name}:{mb}", f"{t.name}:{mb}")
         if value not in self.types:
-            role = self.roles[t.name]
+            role = tensor_role(self.model, t)
             if role is Role.FEED:
                 self.live_in.add(value)
             elif role is Role.LOSS:

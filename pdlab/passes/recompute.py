@@ -15,6 +15,7 @@ from enum import Enum
 
 from pdlab.mesh import Axis, shard
 from pdlab.models.spec import Exchange
+from pdlab.models.split import check_divides
 from pdlab.ops import FORWARD_KINDS, PASS_KINDS, Kind, Op, Value
 from pdlab.program import Program, RankProgram, Role, Type
 from pdlab.signature import operands
@@ -26,6 +27,14 @@ class Recompute(Enum):
     NONE = "none"
     FULL = "full"
     PARTITIONED = "partitioned"
+
+
+def recompute_named(name: str | Recompute) -> Recompute:
+    """From a name; ValueError lists the names."""
+    known = [how.value for how in Recompute]
+    if not isinstance(name, Recompute) and name not in known:
+        raise ValueError(f"recompute {name!r}; choose one of {', '.join(known)}")
+    return Recompute(name)
 
 
 Key = tuple[int, int, int]
@@ -120,7 +129,10 @@ class _Again:
         cuts = []
         for value in self._entering(key) if self.partitioned else []:
             t, members = self.types[value], self.program.mesh.degree(Axis.TP)
-            if t.layout.at(Axis.TP) is None and self.program.model.tensors[t.of].shape[0] % members == 0:
+            if t.layout.at(Axis.TP) is None:
+                check_divides(
+                    f"a partitioned checkpoint of {t.of} with", self.program.model.tensors[t.of].shape[0], members
+                )
                 assert isinstance(t.size, int)
                 piece = value.replace(":", "/piece:")
                 self.types[piece] = t._replace(size=t.size // members, layout=t.layout.put(Axis.TP, shard(1)))

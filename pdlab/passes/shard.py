@@ -14,7 +14,7 @@ that may come `prefetch` ops after the next one: at most `prefetch` + 1 segments
 from dataclasses import dataclass, field, replace
 
 from pdlab.mesh import FLAT, Axis, Mesh
-from pdlab.models.spec import Model
+from pdlab.models.model import Model
 from pdlab.ops import PASS_KINDS, TOKEN, Kind, Op, Value
 from pdlab.program import Program, RankProgram, Role, Type
 from pdlab.signature import operands

@@ -18,8 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from pdlab import theme
-from pdlab.models.spec import Exchange, Model, Segment, Tensor
-from pdlab.models.split import PART, Split
+from pdlab.models.exchanges import PARTIAL_SUM
+from pdlab.models.model import Model
+from pdlab.models.spec import Exchange, Segment, Tensor
+from pdlab.models.split import Split
 from pdlab.ops import Kind
 from pdlab.plots.layout_chain import NO_GRADIENT, check_layers, degree, holding, worth_showing
 from pdlab.plots.layout_draw import (
@@ -216,7 +218,8 @@ def _side(model: Model, shown: Sequence[int]) -> float:
 
 
 def _split(model: Model) -> str:
-    return TITLES[Split(dict(model.recipe[1]).get("split", Split.TENSOR.value))]
+    assert model.split is not None
+    return TITLES[model.split]
 
 
 def _legend(num_ranks: int) -> list[Artist]:
@@ -237,7 +240,7 @@ def _prints(model: Model, shown: Sequence[int]) -> list[str]:
         for item in items
         if isinstance(item, Segment)
         for group in item.groups
-        if group.grad == PART and group.layout != PART
+        if group.grad == PARTIAL_SUM and group.layout != PARTIAL_SUM
     ]
     if summed:
         lines.append(f"weights whose gradients are partial, to be summed after the backward: {', '.join(summed)}")

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from pdlab import theme
 from pdlab.mesh import Axis, Layout, Spread
-from pdlab.models.spec import Block, Exchange, Item, Model, Param, Segment, Tensor
+from pdlab.models.model import Model
+from pdlab.models.spec import Block, Exchange, Item, Param, Segment, Tensor
 from pdlab.ops import Kind
 
 NOTHING, NO_GRADIENT = "nothing", "no gradient"

@@ -10,7 +10,8 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
 from pdlab import theme
-from pdlab.models.spec import Exchange, Item, Model, Segment, Tensor
+from pdlab.models.model import Model
+from pdlab.models.spec import Exchange, Item, Segment, Tensor
 from pdlab.plots.layout_chain import NO_GRADIENT, Link, Weights, links, said, weights
 from pdlab.plots.page import POINTS_PER_INCH
 

@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pdlab.models.spec import Block, Feed, Model
+from pdlab.models.model import Model
+from pdlab.models.spec import Block, Feed
 from pdlab.modules import listed
 from pdlab.noise import keep
 
 PIXELS, SIDE, CLASSES, INTENSITIES = 64, 8, 10, 17
 EMBEDDINGS = {Block.EMBEDDING, Block.VOCABULARY_EMBEDDING}
-SPLIT_MLP_BLOCKS = {Block.ROW_LINEAR, Block.LOG_SUMS, Block.VOCABULARY_LOSS, Block.CROSS_ENTROPY}
-MLP_BLOCKS = {Block.LINEAR, Block.RELU_LINEAR, Block.CLASSIFIER} | SPLIT_MLP_BLOCKS
+MLP_BLOCKS = {Block.LINEAR, Block.RELU_LINEAR, Block.CLASSIFIER}
+SPLIT_MLP_BLOCKS = MLP_BLOCKS | {Block.ROW_LINEAR, Block.LOG_SUMS, Block.VOCABULARY_LOSS, Block.CROSS_ENTROPY}
 
 Batch = tuple[Tensor, Tensor]
 
@@ -193,7 +194,7 @@ def build(model: Model, keys: NDArray[np.int64] | None = None) -> nn.Module:
         return Transformer(width, depth, heads, _dropout(float(said.get("dropout", 0)), keys))
     if Block.CONVOLUTION in blocks:
         return Cnn(first[0], len(segments))
-    if blocks <= MLP_BLOCKS:
+    if blocks <= SPLIT_MLP_BLOCKS:
         return Mlp(first[0], len(model.layers))
     raise ValueError(f"model {model.name!r} is only numbers, not a network; use an mlp, transformer, cnn or experts")
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdlab.models.spec import Model
+from pdlab.models.model import Model
 from pdlab.reference.networks import CLASSES, MLP_BLOCKS, Batch, blocks_of
 from pdlab.reference.training import Parameters, descend, gradients
 
@@ -46,7 +46,7 @@ def _delays(model: Model, num_stages: int) -> dict[str, int]:
     """Layer -> how many updates its forward lags behind in a full pipeline; earlier stages are the longer ones."""
     layers = list(model.segments)
     if not blocks_of(model) <= MLP_BLOCKS:
-        raise ValueError(f"model {model.name!r} has no PipeDream reference, only an MLP has one")
+        raise ValueError(f"model {model.name!r} has no PipeDream reference, only a whole MLP has one")
     if not 1 <= num_stages <= len(layers):
         raise ValueError(f"{num_stages} stages for the {len(layers)} layers of {model.name!r}; use 1 to {len(layers)}")
     cuts = torch.arange(len(layers)).tensor_split(num_stages)

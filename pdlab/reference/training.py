@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
-from pdlab.models.spec import Model
+from pdlab.models.model import Model
 from pdlab.reference.networks import Batch, skeleton, without_dropout
 
 Parameters = dict[str, Tensor]

@@ -9,8 +9,8 @@ from typing import Any
 
 from pdlab.collector import paused
 from pdlab.mesh import Axis, Mesh
-from pdlab.models.spec import Model
-from pdlab.models.split import Split
+from pdlab.models.model import Model
+from pdlab.models.split import Split, split_named
 from pdlab.ops import Op
 from pdlab.passes import (
     Recompute,
@@ -22,6 +22,7 @@ from pdlab.passes import (
     lower,
     overlap_weight_gradients,
     recompute,
+    recompute_named,
     shard_weights,
 )
 from pdlab.program import Program, split_rows
@@ -53,6 +54,8 @@ class Plan:
     overlap: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "split", split_named(self.split))
+        object.__setattr__(self, "recompute", recompute_named(self.recompute))
         for field in fields(self):
             value = getattr(self, field.name)
             if not isinstance(value, int) or isinstance(value, bool):
@@ -144,7 +147,8 @@ def get(name: str) -> Strategy:
 
 
 def build(strategy: Strategy, plan: Plan, model: Model) -> Program:
-    """The whole way from a schedule to a program that interpreters walk."""
+    """The whole way from a schedule to a program that interpreters walk; the model is split as the plan says."""
+    plan = strategy.chosen(plan)
     p, m = plan.pp, plan.microbatches
     with paused():
         schedule = [list(strategy.schedule(stage, p, m)) for stage in range(p)]
@@ -160,6 +164,7 @@ def lower_schedule(
     bucketed: bool = True,
 ) -> Program:
     """Lower the ops of each pipeline rank, from a generator or from a table that somebody typed."""
+    _check_split(plan, model)
     stages = len(schedule)
     program = lower(
         name, schedule, model, plan.mesh, plan.rows, num_stages=stages, optimizer_bytes=plan.optimizer_bytes
@@ -172,6 +177,16 @@ def lower_schedule(
         program = own(program, plan)
     program = all_reduce_gradients(program, bucket_bytes=_bucket_bytes(program, plan) if bucketed else None)
     return assign_streams(consume_last_uses(program))
+
+
+def _check_split(plan: Plan, model: Model) -> None:
+    """A whole model on a tensor group would run as so many replicas that all do the same."""
+    if plan.tp > 1 and (model.tp, model.split) != (plan.tp, plan.split):
+        has = f"split by {model.split.value} over {model.tp} ranks" if model.split else "not split"
+        raise ValueError(
+            f"model {model.name} is {has}, and the plan splits by {plan.split.value} over {plan.tp}; make the model "
+            f"with tp={plan.tp}, split={plan.split.value!r}"
+        )
 
 
 def _bucket_bytes(program: Program, plan: Plan) -> int:

@@ -9,9 +9,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pdlab.mesh import DATA_AXES, REPLICATED, Axis, Layout, Mesh, Spread
-from pdlab.models.spec import Exchange, Group, Kept, Model, Segment, Tensor
+from pdlab.models.model import Model
+from pdlab.models.spec import Group, Kept, Segment, Tensor
 from pdlab.ops import FORWARD_KINDS, Kind, Op, Value, payload
-from pdlab.program import Program, Role, Size, Sized, Type, gradient_layout, tensor_roles
+from pdlab.program import Program, Role, Size, Sized, Type, gradient_layout, tensor_role
 from pdlab.signature import Operands
 
 
@@ -132,13 +133,13 @@ def _weight(group: Group) -> Need:
 
 
 def _tensor(model: Model, t: Tensor) -> Need:
-    role = tensor_roles(model)[t.name]
-    need = Need(role, stands_for(model)[t.name], t.layout, own_rows=_has_own_rows(model, t), rows=t.rows)
+    name = model.same_value(backward=False)[t.name]
+    need = Need(tensor_role(model, t), name, t.layout, own_rows=_has_own_rows(model, t), rows=t.rows)
     return need._replace(kept=Kept(per_row=t.row_bytes) if t.per_row else Kept(fixed=t.row_bytes))
 
 
 def _gradient(model: Model, t: Tensor) -> Need:
-    of = stands_for(model, backward=True)[t.name]
+    of = model.same_value(backward=True)[t.name]
     return _tensor(model, t)._replace(role=Role.ACTIVATION_GRADIENT, of=of, layout=t.grad or REPLICATED)
 
 
@@ -160,7 +161,7 @@ Exchanges = dict[tuple[Kind, Axis, str, str], Exchanged]
 
 def exchanges_of(model: Model) -> Exchanges:
     found: Exchanges = {}
-    for item in _exchange_items(model):
+    for item in model.exchanges:
         splits = item.splits or ()
         if item.forward is not None:
             given, made = _tensor(model, item.payload), _tensor(model, item.result)
@@ -170,19 +171,3 @@ def exchanges_of(model: Model) -> Exchanges:
             key = (item.backward, item.axis, f"d.{given.of}", f"d.{made.of}")
             found[key] = Exchanged(given, made, splits[::-1])
     return found
-
-
-def _exchange_items(model: Model) -> list[Exchange]:
-    return [item for layer in model.layers for item in layer if isinstance(item, Exchange)]
-
-
-def stands_for(model: Model, backward: bool = False) -> dict[str, str]:
-    """Where an exchange moves nothing, its two tensors are one value, called like the one that was made first."""
-    items = _exchange_items(model)
-    tensors = [t for segment in model.segments.values() for t in (*segment.inputs, *segment.outputs)]
-    names = {t.name: t.name for t in (*tensors, *(t for item in items for t in (item.payload, item.result)))}
-    for item in reversed(items) if backward else items:
-        made, used = (item.result, item.payload) if backward else (item.payload, item.result)
-        if (item.backward if backward else item.forward) is None:
-            names[used.name] = names[made.name]
-    return names
