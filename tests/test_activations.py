@@ -51,7 +51,7 @@ def test_the_forms_are_the_published_ones() -> None:
 CASES = [(t, split) for t in (1, 2, 4, 8) for split in ("tensor", "sequence")]
 
 
-@pytest.mark.parametrize("e", [4, 8])
+@pytest.mark.parametrize("e", [2, 4, 8])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize(("t", "split"), CASES)
 def test_saved_tensors_of_a_layer(t: int, split: str, dropout: float, e: int) -> None:

@@ -289,9 +289,9 @@ def test_an_impossible_cut_is_refused(num_stages: int) -> None:
 
 @pytest.mark.parametrize("pipedream", PIPEDREAM)
 def test_pipedream_is_for_an_mlp(pipedream: Callable[..., list[ref.Parameters]]) -> None:
-    for name in ("transformer", "cnn", "experts"):
+    for model in (MODELS["transformer"], MODELS["cnn"], MODELS["experts"], models.mlp(width=8, depth=4, tp=2)):
         with pytest.raises(ValueError, match="only a whole MLP"):
-            pipedream(MODELS[name], {}, [], LR, 2)
+            pipedream(model, {}, [], LR, 2)
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)

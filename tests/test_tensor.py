@@ -9,11 +9,12 @@ from programs import edit, find, finished, rejected, retyped, with_op
 
 from pdlab import models, reference
 from pdlab.compare import digits_batch
-from pdlab.costs import Uniform
+from pdlab.costs import Uniform, share
 from pdlab.execute.local import run_local
 from pdlab.execute.result import Result
 from pdlab.execute.settings import Settings
 from pdlab.mesh import Axis
+from pdlab.models import Model
 from pdlab.models.exchanges import along
 from pdlab.models.split import Split
 from pdlab.ops import Kind, Op
@@ -154,12 +155,50 @@ def test_dropout_without_keys_is_refused() -> None:
         (lambda: models.transformer(width=16, heads=8, tp=2, split="row"), "a transformer has no split 'row'"),
         (lambda: models.transformer(dropout=1.0), "dropout 1.0, smoothing 0.0; each is at least 0 and below 1"),
         (lambda: models.mlp(width=10, tp=4), "width 10 with tp 4: tp must divide it"),
+        (lambda: models.mlp(width=24, tp=3, split="row"), "pixels 64 with tp 3: tp must divide it"),
+        (lambda: Plan(tp=2, split="rows"), "split 'rows'; choose one of tensor"),  # type: ignore[arg-type]
+        (lambda: Plan(recompute="some"), "recompute 'some'; choose one of none, full"),  # type: ignore[arg-type]
         (lambda: models.mlp(width=16, tp=2, split="sequence"), "an mlp has no split 'sequence'"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_with_the_numbers(make: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy_name"),
+    [
+        (models.mlp(), "tensor"),
+        (models.mlp(tp=2), "column"),
+        (models.transformer(tp=2, split="sequence"), "tensor"),
+        (models.transformer(tp=4), "tensor"),
+        (models.nominal(4), "1f1b"),
+    ],
+)
+def test_a_plan_and_a_model_that_disagree_are_refused(model: Model, strategy_name: str) -> None:
+    with pytest.raises(ValueError, match=r"and the plan splits by \w+ over 2; make the model with tp=2"):
+        build(get(strategy_name), Plan(tp=2, batch=2), model)
+
+
+def test_a_plan_takes_names() -> None:
+    named = Plan(tp=2, split="sequence", recompute="full")  # type: ignore[arg-type]
+    assert named == Plan(tp=2, split=Split.SEQUENCE, recompute=Recompute.FULL)
+    assert Plan(recompute="none").recompute is Recompute.NONE  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+@pytest.mark.parametrize("split", ["tensor", "sequence"])
+def test_a_layer_takes_its_share_of_a_stage_however_it_is_split(split: str, tp: int) -> None:
+    model = network(tp, split, depth=2)
+    names = tuple(model.segments)
+    per_layer: dict[int, float] = {}
+    for name in names:
+        per_layer[model.layer_of[name]] = per_layer.get(model.layer_of[name], 0.0) + share(model, name, names)
+    assert list(per_layer.values()) == pytest.approx([1 / 6] * 6)
+    if tp > 1:
+        norm, heads = (share(model, f"attn0.{what}", names) for what in ("norm", "heads"))
+        assert norm == pytest.approx(0.05 * heads)
 
 
 def test_other_tokens_than_a_digit_has_can_be_predicted_but_not_run() -> None:
@@ -194,4 +233,4 @@ def test_a_shard_is_not_the_whole() -> None:
         "makes activation of attn0.u, tp:S1 and writes it as 'attn0.u:0', typed activation of attn0.u, replicated",
     )
     summed = edit(program, 0, "REDUCE_SCATTER attn0.part:0", kind=Kind.ALL_REDUCE)
-    rejected(summed, "rank 0")
+    rejected(summed, "ALL_REDUCE attn0.part:0", "REDUCE_SCATTER attn0.part:0")

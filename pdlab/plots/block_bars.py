@@ -11,8 +11,9 @@ from matplotlib.patches import Patch, Polygon
 from matplotlib.ticker import MaxNLocator
 
 from pdlab import metrics, theme
-from pdlab.mesh import Axis
 from pdlab.models.digits import PIXELS
+from pdlab.models.published import activation_bytes
+from pdlab.models.split import Split
 from pdlab.ops import PASS_KINDS, Kind
 from pdlab.plots.numbers import Place, write
 from pdlab.plots.page import plain
@@ -113,19 +114,16 @@ def draw_kept(axes: Axes, series: Mapping[str, Sequence[Trace]], tp: int, split:
 
 
 def published_bytes(program: Program) -> float:
-    """What a rank keeps of one transformer block by the closed form: e s b h (4 + 12 / t + a s / (h t)) bytes with
-    tensor parallelism, e s b h / t (16 + a s / h) with sequence parallelism too (Korthikanti et al. 2022,
-    arXiv:2205.05198, equations 2 and 4, which are for e = 2 and with dropout). Where the block is run again, only what
-    enters it: e s b h bytes, or a t-th of it (table 2 there).
-    """
-    said, t = dict(program.model.recipe[1]), program.mesh.degree(Axis.TP)
-    s, h, a, e = (float(said.get(name, PIXELS)) for name in ("tokens", "width", "heads", "itemsize"))
-    between = t if said.get("split") == "sequence" else 1
-    hidden = e * s * program.batch * h
+    """What a rank keeps of one transformer block by the closed form. Where the block is run again, only what enters it:
+    e s b h bytes, or a t-th of it (table 2 of the paper)."""
+    model, said = program.model, dict(program.model.recipe[1])
+    s, h, a, e = (int(said.get(name, PIXELS)) for name in ("tokens", "width", "heads", "itemsize"))
+    split = model.split or Split.TENSOR
     kinds = {op.kind for op in program.ranks[0].ops}
     if Kind.RECOMPUTE in kinds:
-        return hidden / (t if Kind.SPLIT in kinds else between)
-    return hidden * (4 / between + (12 + a * s / h) / t)
+        shared = Kind.SPLIT in kinds or split is Split.SEQUENCE
+        return e * s * program.batch * h / (model.tp if shared else 1)
+    return activation_bytes(tokens=s, width=h, heads=a, samples=program.batch, itemsize=e, tp=model.tp, split=split)
 
 
 def legend() -> list[Artist]:
@@ -193,4 +191,4 @@ def _below(axes: Axes, x: float, y: float, text: str, weight: str = "normal") ->
 
 
 def _size(trace: Trace) -> int:
-    return trace.program.mesh.degree(Axis.TP)
+    return trace.program.model.tp
