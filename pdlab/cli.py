@@ -101,6 +101,7 @@ def _show(verbs: Verbs) -> None:
     example = "pdlab show 1f1b --pp 4 --microbatches 8"
     verb = _verb(verbs, "show", "Print the program of a strategy: what every rank does, in order.", example)
     _add_plan(verb, ".csv or .json")
+    _add_predicted_model(verb)
     verb.add_argument(
         "--format",
         choices=("grid", "ops", "csv", "json"),
@@ -114,6 +115,7 @@ def _simulate(verbs: Verbs) -> None:
     example = "pdlab simulate 1f1b --pp 4 --microbatches 8 --costs F=1,B=2,comm=0.1 --json"
     verb = _verb(verbs, "simulate", "Predict the time, bubble, memory and bytes of a strategy.", example)
     _add_plan(verb, ".csv or .json")
+    _add_predicted_model(verb)
     _add_costs(verb, "F=1,B=2")
     _add_output(verb)
     verb.set_defaults(command=commands.simulate_strategy)
@@ -236,6 +238,16 @@ def _add_mode(verb: argparse.ArgumentParser, depth: int) -> None:
 def _add_steps(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--batch", type=int, default=None, help="samples of a step (default: 2 per rank and microbatch)")
     verb.add_argument("--steps", type=int, default=5, help="timed steps after one to warm up (default: 5)")
+
+
+def _add_predicted_model(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--model",
+        choices=("nominal", "transformer", "mlp"),
+        default="nominal",
+        help="nominal: equal layers of a megabyte; or what `run` takes (default: nominal)",
+    )
+    verb.add_argument("--depth", type=int, default=1, help="of a transformer or mlp: 2 depth + 2 layers (default: 1)")
 
 
 def _add_model(verb: argparse.ArgumentParser) -> None:

@@ -5,23 +5,17 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from pdlab import forms, metrics, models, strategies
+from pdlab import forms, metrics, strategies
 from pdlab.costs import Link, Uniform
-from pdlab.depend import ProgramError
 from pdlab.export import check_suffix, write_trace
-from pdlab.mesh import Axis
-from pdlab.models import Model
-from pdlab.models.split import split_named
-from pdlab.ops import Op
 from pdlab.passes import Recompute
+from pdlab.planning import chosen, plan_of, predicted_model, program_of_arguments
 from pdlab.program import Program
 from pdlab.simulate import read_trace, run_plan, start_plan
-from pdlab.strategies import Plan, Strategy
+from pdlab.strategies import Plan
 from pdlab.trace import Trace
-from pdlab.validate import describe, validate
 
 ACTIVATION_UNITS = ("MB", "MW")
 PICTURES = (".png", ".svg", ".pdf")
@@ -38,7 +32,7 @@ def show(given: Namespace) -> None:
     """The program as text: a grid of what computes, all ops with their values, CSV (an order) or JSON (everything)."""
     if given.format == "csv" and (given.recompute != Recompute.NONE.value or given.overlap):
         raise ValueError("a CSV is the order of a schedule alone; give --recompute and --overlap when it is read")
-    program = _program(given, _nominal({}))
+    program = program_of_arguments(given, predicted_model(given, {}))
     printers: dict[str, Callable[[Program], str]] = {
         "grid": forms.grid,
         "ops": forms.listing,
@@ -49,14 +43,14 @@ def show(given: Namespace) -> None:
 
 
 def simulate_strategy(given: Namespace) -> None:
-    """Predict one strategy on the nominal model."""
+    """Predict one strategy."""
     if given.trace:
         check_suffix(given.trace)
     costs = parse_costs(given.costs)
     units = {name: costs.pop(name) for name in ACTIVATION_UNITS if name in costs}
     uniform = Uniform.of(link=Link(given.link), **costs)
     began = time.perf_counter()
-    program = _program(given, _nominal(units))
+    program = program_of_arguments(given, predicted_model(given, units))
     built = time.perf_counter() - began
     plan = start_plan(program, uniform)
     began = time.perf_counter()
@@ -65,17 +59,17 @@ def simulate_strategy(given: Namespace) -> None:
     trace = read_trace(plan, starts, ends, uniform, {})
     if given.trace:
         write_trace(trace, given.trace)
-    numbers = prediction(trace, units.get("MB", 1.0))
+    numbers = prediction(trace)
     numbers |= {"num_ops": program.num_ops, "ops_per_second": program.num_ops / max(seconds, 1e-9), "build_s": built}
     _print(numbers, as_json=given.json)
 
 
-def prediction(trace: Trace, M_B: float = 1.0) -> dict[str, Any]:
-    """What a simulation on the nominal model says. Activations are counted in what one stage keeps for one
-    microbatch."""
+def prediction(trace: Trace) -> dict[str, Any]:
+    """What a simulation says. Activations are counted in what the largest stage keeps for one microbatch."""
     program = trace.program
-    per_stage = len(program.model.layers) // len(program.stages)
-    unit = models.nominal(1, M_B).segments["layer0"].saved.per_row * per_stage
+    segments = program.model.segments
+    most = max(sum(segments[name].saved.per_row for name in stage) for stage in program.stages)
+    unit = most * max(map(max, program.rows))
     return {
         "makespan": trace.makespan,
         "largest_rank_span": metrics.largest_rank_span(trace),
@@ -103,119 +97,6 @@ def parse_costs(text: str) -> dict[str, float]:
     return costs
 
 
-ModelOf = Callable[[Plan, bool], Model]
-"""From a plan, and whether its strategy is a pipeline, to a model."""
-
-
-BatchOf = Callable[[Plan], int]
-"""From a plan to the samples of a step."""
-
-
-def _nominal(units: dict[str, float]) -> ModelOf:
-    """One layer per stage for a pipeline; four where the model is whole, so that buckets and gathers have work."""
-
-    def make(plan: Plan, is_pipeline: bool) -> Model:
-        layers = plan.pp if is_pipeline else 4 * plan.pp
-        return models.nominal(layers, units.get("MB", 1.0), units.get("MW", 1.0), tp=plan.tp, split=plan.split.value)
-
-    return make
-
-
-def _plan(given: Namespace) -> Plan:
-    if given.virtual != 1:
-        raise ValueError(f"--virtual {given.virtual}: these schedules have one stage per rank; leave it at 1")
-    pp = 1 if given.pp is None else given.pp
-    microbatches = 8 if given.microbatches is None else given.microbatches
-    return Plan(pp=pp, dp=given.dp, tp=given.tp, microbatches=microbatches, **_inside_layers(given))
-
-
-def _inside_layers(given: Namespace) -> dict[str, Any]:
-    """What the command line says of how layers are split and what is run again."""
-    return {
-        "split": split_named(given.split or "tensor"),
-        "recompute": Recompute(given.recompute),
-        "overlap": given.overlap,
-    }
-
-
-def _chosen(strategy: Strategy, plan: Plan, given: Namespace) -> Plan:
-    """The plan as the strategy's name has it; ValueError where an option says otherwise."""
-    if given.split and strategy.split and given.split != strategy.split.value:
-        raise ValueError(f"--split {given.split} with the strategy {strategy.name}, which has its own; leave it out")
-    plan = strategy.chosen(plan)
-    idle = [f"--{name}" for name, given_ in _only_for_groups(given).items() if given_]
-    if plan.tp == 1 and idle:
-        raise ValueError(f"{idle[0]} without a tensor group, on which alone it acts; give --tp, or leave it out")
-    return plan
-
-
-def _only_for_groups(given: Namespace) -> dict[str, bool]:
-    return {
-        "split": bool(given.split),
-        "recompute partitioned": given.recompute == Recompute.PARTITIONED.value,
-        "overlap": bool(given.overlap),
-    }
-
-
-def _program(given: Namespace, model_of: ModelOf, batch: BatchOf | None = None) -> Program:
-    """The program of a strategy's name, or of a file; a faulty one is shown with the cells at fault marked."""
-    if given.strategy.endswith((".csv", ".json")):
-        program = _from_file(Path(given.strategy), given, model_of, batch)
-        try:
-            validate(program)
-        except ProgramError as error:
-            raise ProgramError(describe(program, error), error.cells) from None
-        return program
-    strategy = strategies.get(given.strategy)
-    plan = _chosen(strategy, _plan(given), given)
-    plan = replace(plan, batch=batch(plan) if batch else None)
-    return strategies.build(strategy, plan, model_of(plan, strategy.axis is Axis.PP))
-
-
-def _from_file(path: Path, given: Namespace, model_of: ModelOf, batch: BatchOf | None) -> Program:
-    """A program that `show` wrote: JSON is complete, CSV is an order that is lowered anew."""
-    text = forms.read_text(path)
-    try:
-        if path.suffix == ".json":
-            _refuse_choices(given)
-            return forms.from_json(text)
-        plan, schedule = _placed(forms.parse_csv(text), given)
-        plan = replace(plan, batch=batch(plan) if batch else None)
-        return strategies.lower_schedule(f"schedule in {path.name}", schedule, plan, model_of(plan, True))
-    except ProgramError:
-        raise
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def _refuse_choices(given: Namespace) -> None:
-    """A program that is complete leaves nothing to choose."""
-    usual = {"pp": None, "dp": 1, "tp": 1, "microbatches": None, "split": None, "recompute": "none", "overlap": False}
-    for name, value in usual.items():
-        if getattr(given, name) != value:
-            raise ValueError(f"--{name} {getattr(given, name)} for a program that is complete; leave it out")
-
-
-def _placed(rows: list[list[Op]], given: Namespace) -> tuple[Plan, list[list[Op]]]:
-    """The rows of a table on the mesh of --dp and --tp: replicas have the same row, and one of each is the schedule."""
-    replicas = given.dp * given.tp
-    if given.dp < 1 or given.tp < 1 or len(rows) % replicas:
-        raise ValueError(f"{len(rows)} rows for --dp {given.dp} and --tp {given.tp}; give a row for each of the ranks")
-    microbatches = 1 + max(op.microbatch for ops in rows for op in ops)
-    degrees = {"pp": len(rows) // replicas, "dp": given.dp, "tp": given.tp}
-    plan = Plan(**degrees, microbatches=max(1, microbatches), **_inside_layers(given))
-    for name in ("pp", "microbatches"):
-        if getattr(given, name) not in (None, getattr(plan, name)):
-            raise ValueError(f"--{name} {getattr(given, name)} for a table of {getattr(plan, name)}; leave it out")
-    schedule: list[list[Op]] = [[] for _ in range(plan.pp)]
-    for rank, ops in enumerate(rows):
-        stage = plan.mesh.coordinates[rank][Axis.PP]
-        if schedule[stage] and schedule[stage] != ops:
-            raise ValueError(f"row {rank + 1} differs from that of another replica of its stage; make them the same")
-        schedule[stage] = ops
-    return plan, schedule
-
-
 def run_strategy(given: Namespace) -> None:
     """Run one strategy, or the schedule in a file, and lay the run beside its prediction."""
     if given.trace:
@@ -228,7 +109,7 @@ def run_strategy(given: Namespace) -> None:
         def batch(plan: Plan) -> int:
             return running.default_batch(given.batch, plan.mesh.size, plan.microbatches)
 
-        return _program(given, lambda plan, _: running.lab_model(given, plan, itemsize), batch)
+        return program_of_arguments(given, lambda plan, _: running.lab_model(given, plan, itemsize), batch)
 
     if given.strategy.endswith(".json"):
         raise ValueError(
@@ -254,8 +135,8 @@ def _trained(given: Namespace, optimizer_bytes: int) -> Program:
     from pdlab import running
 
     strategy = strategies.get(given.strategy)
-    plan = replace(_plan(given), batch=given.batch, optimizer_bytes=optimizer_bytes)
-    plan = _chosen(strategy, plan, given)
+    plan = replace(plan_of(given), batch=given.batch, optimizer_bytes=optimizer_bytes)
+    plan = chosen(strategy, plan, given)
     return strategies.build(strategy, plan, running.lab_model(given, plan, 4))
 
 

@@ -30,7 +30,7 @@ LAYERS = (
     "wire crew pool replies duties launch cluster worker",
     "history checkpoint",
     "compare train stock study_run",
-    "running pictures commands",
+    "running planning pictures commands",
     "cli widgets __main__ __init__",
 )
 RANK_OF_MODULE = {name: rank for rank, layer in enumerate(LAYERS) for name in layer.split()}

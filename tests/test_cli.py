@@ -68,6 +68,27 @@ def test_choices_inside_the_layer_that_do_not_fit(
     assert said in capsys.readouterr().err
 
 
+def test_a_prediction_of_what_is_run(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--tp", "2", "--model", "transformer", "--microbatches", "1")
+    assert "ALL_REDUCE attn0.part:0" in said(capsys, "show", "tensor", *words, "--format", "ops")
+    assert "ALL_GATHER attn0.u:0" in said(capsys, "show", "sequence", *words, "--format", "ops")
+    peaks = [
+        json.loads(said(capsys, "simulate", name, *words, "--json"))["peak_bytes_per_rank"][0]
+        for name in ("tensor", "sequence")
+    ]
+    assert peaks[1] < peaks[0]
+    assert main(["simulate", "row", *words]) == 2
+    assert "a transformer has no split 'row'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("--split", "row"), ("--recompute", "partitioned"), ("--overlap",)])
+def test_what_acts_on_tensor_groups_alone_is_refused_without_one(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "1f1b", "--pp", "2", *words]) == 2
+    assert "without a tensor group, on which alone it acts" in capsys.readouterr().err
+
+
 def test_files_and_choices_inside_the_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("show", "sequence", "--tp", "2", "--microbatches", "1", "--recompute", "full", "--overlap")
     program = tmp_path / "program.json"
