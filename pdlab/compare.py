@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from pdlab import data, metrics, noise, reference
+from pdlab.batch import Batch
 from pdlab.calibrate import calibrate
 from pdlab.costs import Costs, Uniform
 from pdlab.execute.local import run_local
@@ -20,7 +21,7 @@ from pdlab.mesh import Axis
 from pdlab.models import Model
 from pdlab.program import Program
 from pdlab.simulate import simulate
-from pdlab.state import FLOAT, Batch, assemble, initial_parameters
+from pdlab.state import FLOAT, assemble, initial_parameters
 from pdlab.strategies import Plan, build, get
 from pdlab.trace import Mode, Trace
 

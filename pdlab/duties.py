@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from pdlab import own, wire
+from pdlab.batch import Batch
 from pdlab.depend import Graph, build
 from pdlab.execute.board import Board, Progress
 from pdlab.execute.clock import Clock
@@ -27,7 +28,7 @@ from pdlab.forms import from_json
 from pdlab.importing import blame, locate, search_also
 from pdlab.mesh import Mesh
 from pdlab.program import facts_as_list
-from pdlab.state import Batch, Start
+from pdlab.state import Start
 
 LEAD_S = 0.005
 """How long after the last rank has arrived at the start of a step the step begins, so that all begin together."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pdlab import replies
+from pdlab.batch import Batch
 from pdlab.costs import Costs, Link
 from pdlab.crew import Crew, Look, Reply
 from pdlab.errors import Cancelled, PoolError
@@ -24,7 +25,7 @@ from pdlab.forms import to_json
 from pdlab.importing import locate
 from pdlab.pool import Pool
 from pdlab.program import Program
-from pdlab.state import Batch, Start
+from pdlab.state import Start
 from pdlab.validate import validate
 
 KEPT_TEXTS = 7

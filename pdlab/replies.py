@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pdlab.batch import Batch
 from pdlab.costs import Costs
 from pdlab.crew import Crew, Reply
 from pdlab.execute.board import Board, Progress
@@ -17,7 +18,6 @@ from pdlab.execute.result import Result, Shards
 from pdlab.ops import label
 from pdlab.program import Program, facts_of_list
 from pdlab.simulate import run_plan, start_plan
-from pdlab.state import Batch
 from pdlab.trace import Mode, Provenance, Trace
 
 Paced = tuple[list[list[float]], str, float]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pdlab.batch import Batch, counted, rows
 from pdlab.mesh import LOCAL, Axis, Spread
 from pdlab.models.model import Model
 from pdlab.models.spec import Feed, Group
@@ -24,9 +25,6 @@ from pdlab.program import Program, Role, Type
 
 Parameters = dict[str, Tensor]
 """Whole parameters (or gradients) by name: `fc0.weight`, `attn1.q.bias`, `expert.0.up.weight`."""
-
-IGNORED = -100
-"""The label of a sample that counts for nothing, as in `torch.nn.functional.cross_entropy`."""
 
 FLOAT = {2: torch.float16, 4: torch.float32, 8: torch.float64}
 """The floating type of a model, by the size of its elements."""
@@ -60,19 +58,6 @@ def _draw(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     if name.endswith("weight") and len(shape) == 1:
         return 1 + 0.1 * noise
     return noise / sqrt(max(prod(shape[1:]), 1)) if len(shape) > 1 else 0.1 * noise
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The samples of one step over the whole mesh: pixels [n, 64] (0..16), labels [n] (`IGNORED` counts for nothing),
-    and the keys [n] that dropout is drawn from, where there is any."""
-
-    pixels: np.ndarray
-    labels: np.ndarray
-    keys: np.ndarray | None = None
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 @dataclass(frozen=True)
@@ -128,42 +113,6 @@ def batch_values(program: Program, rank: int, batch: Batch, loss_scale: float) -
         elif t.role is Role.SCALE:
             values[value] = torch.tensor(loss_scale, dtype=torch.float64)
     return values
-
-
-def check_batch(program: Program, batch: Batch) -> None:
-    """ValueError for samples that the program is not made for."""
-    if len(batch) != program.batch:
-        raise ValueError(f"the program is for a batch of {program.batch} samples and was given {len(batch)}")
-    for t in program.model.feeds:
-        if t.feed is Feed.TOKENS and t.shape != batch.pixels.shape[1:]:
-            raise ValueError(
-                f"the model reads {t.shape[0]} tokens and a digit has {batch.pixels.shape[1]}; it can only be predicted"
-            )
-        if t.feed is Feed.KEYS and batch.keys is None:
-            raise ValueError("the model has dropout and the batch no keys to draw it from; give it pdlab.noise.keys")
-    for microbatch in range(program.num_microbatches):
-        counted(program, batch, microbatch)
-
-
-def counted(program: Program, batch: Batch, microbatch: int) -> int:
-    """Over how many samples the loss of a microbatch's step is averaged: those whose label is not ignored."""
-    if not program.steps_each_microbatch:
-        return labelled(batch.labels)
-    return sum(labelled(batch.labels[rows(program, shard, microbatch)]) for shard in range(len(program.rows)))
-
-
-def labelled(labels: np.ndarray) -> int:
-    """How many labels are not ignored; ValueError if none is left."""
-    count = int((labels != IGNORED).sum())
-    if not count:
-        raise ValueError(f"all {len(labels)} labels of a step are {IGNORED}, which is ignored; give at least one label")
-    return count
-
-
-def rows(program: Program, shard: int, microbatch: int) -> slice:
-    """The samples of a batch that a data shard has in a microbatch."""
-    start = sum(map(sum, program.rows[:shard])) + sum(program.rows[shard][:microbatch])
-    return slice(start, start + program.rows[shard][microbatch])
 
 
 def _optimizer_state(

@@ -40,6 +40,8 @@ def measure(
 
     ValueError for a setup that is not one of the digits with Adam in single precision, and for a pool too small.
     """
+    if steps < 1 or not batches:
+        raise ValueError(f"{steps} steps, batches {list(batches)}; give at least one of each")
     _check(pool, setup)
     runs = [(strategy, batch) for batch in batches for strategy in strategies]
     bar = tqdm(runs, desc="running", unit="run", leave=False)

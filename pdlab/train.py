@@ -12,6 +12,7 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from pdlab import data, noise, reference
+from pdlab.batch import Batch
 from pdlab.checkpoint import load, save
 from pdlab.costs import Costs
 from pdlab.execute.fold import Stretch
@@ -20,7 +21,7 @@ from pdlab.execute.settings import Settings
 from pdlab.history import History
 from pdlab.launch import Ranks
 from pdlab.program import Program
-from pdlab.state import FLOAT, Batch, Parameters, Start
+from pdlab.state import FLOAT, Parameters, Start
 
 STRETCH = 10
 """Steps between two looks at a training: what is lost when it is interrupted, and how often the bar moves."""

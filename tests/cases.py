@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from pdlab import models, reference
+from pdlab.batch import Batch
 from pdlab.compare import digits_batch
 from pdlab.execute.result import Result
 from pdlab.execute.settings import Settings
@@ -27,7 +28,7 @@ from pdlab.passes import (
     shard_weights,
 )
 from pdlab.program import Program, split_rows
-from pdlab.state import Batch, assemble, initial_parameters
+from pdlab.state import assemble, initial_parameters
 from pdlab.strategies import Plan, build, get
 from pdlab.strategies.data_parallel import single
 from pdlab.strategies.pipedream import pipedream

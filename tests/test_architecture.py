@@ -26,7 +26,7 @@ LAYERS = (
     "simulate metrics chrome theme",
     "critical export calibrate study",
     "plots report",
-    "data noise importing tape layers modules segments optimizers state own execute reference",
+    "data noise batch importing tape layers modules segments optimizers state own execute reference",
     "wire crew pool replies duties launch cluster worker",
     "history checkpoint",
     "compare train stock study_run",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from programs import NAMES, build, finished, with_rank
 
 from pdlab import data, reference
+from pdlab.batch import Batch
 from pdlab.execute.local import run_local
 from pdlab.execute.settings import Settings
 from pdlab.launch import Ranks
@@ -16,7 +17,7 @@ from pdlab.mesh import Axis, Mesh
 from pdlab.ops import Op
 from pdlab.passes import insert_messages, lower
 from pdlab.program import Program
-from pdlab.state import FLOAT, Batch, assemble, initial_parameters
+from pdlab.state import FLOAT, assemble, initial_parameters
 from pdlab.strategies.pipeline import gpipe, one_f_one_b, zb_h1
 from pdlab.validate import ProgramError, describe, validate
 

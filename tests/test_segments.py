@@ -19,6 +19,7 @@ MODELS = {
     "mlp float32": models.mlp(width=12, depth=3, itemsize=4),
     "transformer": models.transformer(width=8, depth=1, heads=2, itemsize=8),
     "transformer dropout": models.transformer(width=8, depth=1, heads=2, itemsize=8, dropout=0.2),
+    "transformer smoothing": models.transformer(width=8, depth=1, heads=2, itemsize=8, smoothing=0.2),
     "transformer tp 2": models.transformer(width=8, depth=1, heads=4, itemsize=8, tp=2),
     "transformer tp 4 dropout": models.transformer(width=8, depth=1, heads=4, itemsize=4, tp=4, dropout=0.2),
     "transformer sequence": models.transformer(width=8, depth=1, heads=4, itemsize=8, tp=4, split="sequence"),

@@ -8,6 +8,7 @@ from groups import B, network, program_of, run
 from programs import edit, find, finished, rejected, retyped, with_op
 
 from pdlab import models, reference
+from pdlab.batch import IGNORED, Batch
 from pdlab.compare import digits_batch
 from pdlab.costs import Uniform, share
 from pdlab.execute.local import run_local
@@ -21,7 +22,7 @@ from pdlab.ops import Kind, Op
 from pdlab.optimizers import Sgd
 from pdlab.passes import Recompute
 from pdlab.simulate import simulate
-from pdlab.state import IGNORED, Batch, assemble, initial_parameters
+from pdlab.state import assemble, initial_parameters
 from pdlab.strategies import Plan, build, get
 
 # --- gradients

@@ -5,13 +5,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from pdlab.batch import IGNORED
 from pdlab.models.digits import CLASSES
 from pdlab.models.exchanges import along
 from pdlab.models.spec import Segment
 from pdlab.models.spec import Tensor as Spec
 from pdlab.models.vocabulary import loss
 from pdlab.segments import Frame, run
-from pdlab.state import IGNORED
 from pdlab.tape import Tape
 
 N = 12

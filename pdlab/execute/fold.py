@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pdlab.batch import Batch, labelled
 from pdlab.execute.settings import Settings
 from pdlab.execute.store import Store
 from pdlab.ops import Value
 from pdlab.program import Facts, Program, Role
-from pdlab.state import Batch, Parameters, Start, assemble, batch_values, labelled
+from pdlab.state import Parameters, Start, assemble, batch_values
 
 KEPT = frozenset({Role.WEIGHT, Role.OPTIMIZER})
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
+from pdlab.batch import Batch
 from pdlab.depend import build
 from pdlab.execute.exchange import note_facts, sent_bytes, together
 from pdlab.execute.fold import Stretch, Told, following, joined, losses, newest, taken
@@ -18,7 +19,7 @@ from pdlab.execute.store import Held, Store
 from pdlab.ops import COMMUNICATION_KINDS, Op
 from pdlab.order import order
 from pdlab.program import Facts, Program
-from pdlab.state import Batch, Start
+from pdlab.state import Start
 from pdlab.trace import Mode, Provenance, Trace
 from pdlab.validate import validate
 

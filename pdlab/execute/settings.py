@@ -5,11 +5,12 @@ from typing import Any
 
 from torch import float64
 
+from pdlab.batch import Batch, check_batch
 from pdlab.execute.store import Store
 from pdlab.mesh import Axis
 from pdlab.optimizers import Optimizer, Sgd, from_message, to_message
 from pdlab.program import Program, Role
-from pdlab.state import Batch, Start, check_batch, initial_parameters, initial_values
+from pdlab.state import Start, initial_parameters, initial_values
 
 
 @dataclass(frozen=True)

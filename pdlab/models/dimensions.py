@@ -29,6 +29,11 @@ class Dimensions:
     smoothing: float
 
     def __post_init__(self) -> None:
+        for name in ("tokens", "width", "heads", "itemsize", "tp"):
+            if type(getattr(self, name)) is not int:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; give a whole number")
+        if self.itemsize not in (2, 4, 8):
+            raise ValueError(f"itemsize {self.itemsize}; numbers have 2, 4 or 8 bytes")
         if min(self.width, self.heads, self.tokens) < 1:
             raise ValueError(f"width {self.width}, heads {self.heads}, tokens {self.tokens}; each is at least 1")
         if not (0 <= self.dropout < 1 and 0 <= self.smoothing < 1):

@@ -67,6 +67,16 @@ class Model:
     def exchanges(self) -> tuple[Exchange, ...]:
         return tuple(item for layer in self.layers for item in layer if isinstance(item, Exchange))
 
+    @cached_property
+    def takers(self) -> dict[str, list[str]]:
+        """For each tensor with a gradient the items that find a term of it, in the order of the model."""
+        found: dict[str, list[str]] = {}
+        for item in (item for layer in self.layers for item in layer):
+            taken = item.graded_inputs if isinstance(item, Segment) else (item.payload,)
+            for t in taken:
+                found.setdefault(t.name, []).append(item.name)
+        return found
+
     def same_value(self, backward: bool) -> dict[str, str]:
         """Where an exchange moves nothing, its two tensors are one value, called like the one that was made first."""
         return self._backward_names if backward else self._forward_names

@@ -10,7 +10,7 @@ from pdlab.models.digits import loss_tensor
 from pdlab.models.exchanges import PARTIAL_SUM, WHOLE, along, exchange
 from pdlab.models.model import Model
 from pdlab.models.spec import Block, Flops, Group, Item, Kept, Param, Segment, Tensor
-from pdlab.models.split import Split, split_named
+from pdlab.models.split import Split, check_degree, split_named
 
 MEGABYTE = 10**6
 
@@ -29,6 +29,9 @@ def nominal(
     """`num_layers` equal layers; weights and activations have `unit` bytes, what is kept `M_B` and `M_W` units."""
     if not (0 <= M_W < float("inf") and 0 <= M_B < float("inf")):
         raise ValueError(f"MB={M_B}, MW={M_W}; activation units are finite numbers of at least 0")
+    if num_layers < 1:
+        raise ValueError(f"{num_layers} layers; give at least 1")
+    check_degree(tp)
     recipe: dict[str, float | str] = {"num_layers": num_layers, "M_B": M_B, "M_W": M_W, "unit": unit, "tp": tp}
     recipe |= {} if split == "tensor" else {"split": split}
     kept = Kept(per_row=round(M_B * unit)), Kept(per_row=round(M_W * unit))

@@ -137,7 +137,7 @@ def _classifier(sizes: Dimensions, x: Tensor) -> Segment:
         outputs=(loss_tensor(e),),
         groups=(Group("head.w", (*norm, Param("weight", (CLASSES, h)), Param("bias", (CLASSES,))), e),),
         keeps=(x.name, "target"),
-        saved=Kept(e * (STATISTICS * s + h + CLASSES), fixed=e),
+        saved=Kept(e * (STATISTICS * s + h + CLASSES) + bool(sizes.smoothing), fixed=e),
         pending=Kept(e * (h + CLASSES), fixed=e * 2 * h),
         flops=Flops(flops, flops, flops),
         options=(("smoothing", sizes.smoothing),) if sizes.smoothing else (),

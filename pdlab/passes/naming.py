@@ -31,7 +31,7 @@ class Names:
     held: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.takers = _takers(self.model)
+        self.takers = self.model.takers
 
     def live_out(self) -> frozenset[Value]:
         """What is left after the program: the newest weights, their optimizer state, the losses."""
@@ -145,16 +145,6 @@ def kept_size(segment: Segment, kept: Kept, mb: int, num_rows: int) -> Size:
 
 def _size(rows: str | None, mb: int, num_rows: int, each: int, fixed: int) -> Size:
     return Sized(f"{rows}:{mb}", each, fixed) if rows else num_rows * each + fixed
-
-
-def _takers(model: Model) -> dict[str, list[str]]:
-    """For each tensor that gets a gradient the items that it comes from, in the order of the model."""
-    found: dict[str, list[str]] = {}
-    for item in (item for layer in model.layers for item in layer):
-        taken = item.graded_inputs if isinstance(item, Segment) else (item.payload,)
-        for t in taken:
-            found.setdefault(t.name, []).append(item.name)
-    return found
 
 
 def _state(weight: Value) -> Value:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pdlab.batch import IGNORED
 from pdlab.models.vocabulary import SUMS
 from pdlab.segments.frame import Frame, Weights
-from pdlab.state import IGNORED
 
 
 def embedding(frame: Frame, inputs: Sequence[Tensor], w: Weights) -> tuple[Tensor, ...]:

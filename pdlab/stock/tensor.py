@@ -29,6 +29,9 @@ from pdlab.state import FLOAT, initial_parameters
 
 Styles = dict[str, ParallelStyle]
 
+STYLED = {"mlp": ("tensor",), "transformer": ("tensor", "sequence")}
+"""What is split here, by the makers of models."""
+
 
 def step(
     maker: str, arguments: dict[str, int], split: str, batch: int, steps: int = 3, seed: int = 0
@@ -39,7 +42,13 @@ def step(
     Returns the median seconds of `steps` steps in float32, after one to warm up, as fast as they go, and the worst
     deviation of a float64 gradient from plain PyTorch on one process, scaled as in `reference.relative_errors`.
     """
-    make: Callable[..., Model] = {"mlp": models.mlp, "transformer": models.transformer}[maker]
+    makers: dict[str, Callable[..., Model]] = {"mlp": models.mlp, "transformer": models.transformer}
+    if split not in STYLED.get(maker, ()) or {"dropout", "smoothing"} & set(arguments) or steps < 1:
+        raise ValueError(
+            f"{steps} steps of {maker}({arguments}), split {split!r}; give at least 1 step of an mlp (tensor) or a "
+            "transformer (tensor or sequence), without dropout or smoothing"
+        )
+    make = makers[maker]
     seconds = [_seconds(make(**arguments, itemsize=4), split, batch, seed) for _ in range(steps + 1)]
     error = _error(make(**arguments, itemsize=8), split, batch, seed)
     return {"seconds": median(seconds[1:]), "grad_max_rel_error": error}

@@ -29,6 +29,9 @@ from pdlab.program import Program, split_rows
 from pdlab.strategies.data_parallel import single
 from pdlab.strategies.pipeline import gpipe, one_f_one_b, zb_h1
 
+MOST_RANKS = 4096
+"""A program has a list of ops for each rank; more would take minutes to build."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -58,11 +61,15 @@ class Plan:
         object.__setattr__(self, "recompute", recompute_named(self.recompute))
         for field in fields(self):
             value = getattr(self, field.name)
-            if not isinstance(value, int) or isinstance(value, bool):
+            if field.name in ("split", "recompute", "overlap") or (field.name == "batch" and value is None):
                 continue
             least = 0 if field.name in ("prefetch", "optimizer_bytes") else 1
-            if value < least:
-                raise ValueError(f"{field.name} is {value}; give a whole number of at least {least}")
+            if type(value) is not int or value < least:
+                raise ValueError(f"{field.name} is {value!r}; give a whole number of at least {least}")
+        if type(self.overlap) is not bool:
+            raise ValueError(f"overlap is {self.overlap!r}; give True or False")
+        if self.mesh.size > MOST_RANKS:
+            raise ValueError(f"a mesh of {self.mesh} has {self.mesh.size} ranks; at most {MOST_RANKS} can be built")
 
     @property
     def mesh(self) -> Mesh:

@@ -13,6 +13,7 @@ from pdlab.validate.leftovers import check_leftovers
 from pdlab.validate.needs import Needs
 from pdlab.validate.report import describe
 from pdlab.validate.shapes import check_shapes, check_types
+from pdlab.validate.terms import check_terms
 
 __all__ = ["ProgramError", "describe", "validate"]
 
@@ -29,5 +30,6 @@ def validate(program: Program) -> None:
     check_types(program)
     needs = Needs(program)
     check_layouts(graph, events, needs)
+    check_terms(graph, events)
     check_coverage(graph, events, needs)
     check_leftovers(program)

@@ -140,8 +140,8 @@ def _check_add(graph: Graph, row: int) -> None:
     op, types = graph.ops[row], types_of(graph, row)
     values = (*payload(op.inputs), *payload(op.writes))
     first = types[values[0]]
-    if first.role not in (Role.GRADIENT, Role.ACTIVATION, Role.ACTIVATION_GRADIENT):
-        raise fault(graph, row, f"adds {values[0]!r} ({say(first)}); what is added is an activation or a gradient")
+    if first.role not in (Role.GRADIENT, Role.ACTIVATION_GRADIENT):
+        raise fault(graph, row, f"adds {values[0]!r} ({say(first)}); what is added is a gradient")
     for value in values[1:]:
         t = types[value]
         if t != first:

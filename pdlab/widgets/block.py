@@ -77,8 +77,8 @@ class BlockScenario:
             if getattr(self, name) not in offered:
                 known = ", ".join(map(str, offered))
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {known}")
-        if self.samples != int(self.samples) or self.samples < 1:
-            raise ValueError(f"samples is {self.samples}; give a whole number of at least 1")
+        if type(self.samples) is not int or self.samples < 1:
+            raise ValueError(f"samples is {self.samples!r}; give a whole number of at least 1")
         if not 0 < self.link_gb_s < float("inf"):
             raise ValueError(f"link_gb_s is {self.link_gb_s:g}; give a finite number of GB/s above 0")
 
