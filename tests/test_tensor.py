@@ -1,5 +1,7 @@
 """Tensor and sequence parallelism: every gradient exact, every size that does not fit refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -157,6 +159,13 @@ def test_dropout_without_keys_is_refused() -> None:
         (lambda: models.transformer(dropout=1.0), "dropout 1.0, smoothing 0.0; each is at least 0 and below 1"),
         (lambda: models.mlp(width=10, tp=4), "width 10 with tp 4: tp must divide it"),
         (lambda: models.mlp(width=24, tp=3, split="row"), "pixels 64 with tp 3: tp must divide it"),
+        (lambda: models.mlp(tp=0), "tp 0; a tensor group has 1 to 8 ranks"),
+        (lambda: models.mlp(split="rows"), "split 'rows'; choose one of tensor"),
+        (lambda: models.nominal(4, tp=16), "tp 16; a tensor group has 1 to 8 ranks"),
+        (lambda: models.transformer(width=32.0), "width is 32.0; give a whole number"),
+        (lambda: models.transformer(itemsize=3), "itemsize 3; numbers have 2, 4 or 8 bytes"),
+        (lambda: Plan(tp=2.0), "tp is 2.0; give a whole number"),
+        (lambda: Plan(dp=5000), "has 5000 ranks; at most 4096"),
         (lambda: Plan(tp=2, split="rows"), "split 'rows'; choose one of tensor"),  # type: ignore[arg-type]
         (lambda: Plan(recompute="some"), "recompute 'some'; choose one of none, full"),  # type: ignore[arg-type]
         (lambda: models.mlp(width=16, tp=2, split="sequence"), "an mlp has no split 'sequence'"),
@@ -200,6 +209,26 @@ def test_a_layer_takes_its_share_of_a_stage_however_it_is_split(split: str, tp: 
     if tp > 1:
         norm, heads = (share(model, f"attn0.{what}", names) for what in ("norm", "heads"))
         assert norm == pytest.approx(0.05 * heads)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"labels": np.array([1, 10, 2])}, "a label is 10; labels are 0 to 9, or -100"),
+        ({"labels": np.array([1, -1, 2])}, "a label is -1"),
+        ({"labels": np.array([1.0, 2.0, 3.0])}, "labels are float64; give whole numbers"),
+        ({"labels": np.zeros((3, 1), int)}, r"labels of \(3, 1\)"),
+        ({"pixels": np.full((3, 64), 17)}, "from 17 to 17; tokens are 0 to 16"),
+        ({"pixels": np.full((3, 64), 0.5)}, "pixels are float64"),
+        ({"pixels": np.zeros((2, 64), int)}, r"pixels of \(2, 64\)"),
+        ({"keys": np.zeros(2, int)}, r"keys are int64 of \(2,\)"),
+    ],
+)
+def test_samples_that_no_digit_could_be(changes: dict[str, np.ndarray], words: str, tp: int) -> None:
+    program, batch = program_of(network(tp), tp, "tensor"), digits_batch(B)
+    with pytest.raises(ValueError, match=words):
+        run_local([program], replace(batch, **changes), Settings())
 
 
 def test_other_tokens_than_a_digit_has_can_be_predicted_but_not_run() -> None:

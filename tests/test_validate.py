@@ -330,7 +330,7 @@ def test_terms_of_a_sum_have_one_type():
     other = edit(program, 0, "ADD fc0.w.g0#0", inputs=("fc0.w.g0#0", "fc1.w@0"), consumes=frozenset())
     rejected(other, sentence, "'fc1.w@0' is weight of fc1.w, dp:flat, 288 bytes; the terms and their sum have one type")
     first = edit(program, 0, "ADD fc0.w.g0#0", inputs=("fc1.w@0", "fc0.w.g0#0"), consumes=frozenset())
-    rejected(first, "adds 'fc1.w@0' (weight of fc1.w, dp:flat); what is added is an activation or a gradient")
+    rejected(first, "adds 'fc1.w@0' (weight of fc1.w, dp:flat); what is added is a gradient")
 
 
 def test_flags_and_guards():
