@@ -18,7 +18,7 @@ from pdlab.strategies import Plan
 from pdlab.trace import Trace
 
 ACTIVATION_UNITS = ("MB", "MW")
-PICTURES = (".png", ".svg", ".pdf")
+PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def list_strategies(_: Namespace) -> None:
@@ -124,8 +124,8 @@ def run_strategy(given: Namespace) -> None:
 def train_strategy(given: Namespace) -> None:
     """Train with one strategy; losses and accuracies on the screen, the loss curve in a picture if asked."""
     strategies.get(given.strategy)
-    if given.plot and given.plot.suffix not in PICTURES:
-        raise ValueError(f"cannot draw {given.plot.name}; end it in {' or '.join(PICTURES)}")
+    if given.plot and given.plot.suffix not in PICTURE_SUFFIXES:
+        raise ValueError(f"cannot draw {given.plot.name}; end it in {' or '.join(PICTURE_SUFFIXES)}")
     from pdlab import running
 
     running.train_one(lambda optimizer_bytes: _trained(given, optimizer_bytes), given)
@@ -150,12 +150,12 @@ def compare_strategies(given: Namespace) -> None:
 
 def picture(given: Namespace) -> None:
     """Draw one of the pictures of the README."""
-    from pdlab.pictures import PICTURES as KNOWN
+    from pdlab.pictures import PICTURES
 
-    if given.out.suffix not in PICTURES:
-        raise ValueError(f"cannot draw {given.out.name}; end it in {' or '.join(PICTURES)}")
+    if given.out.suffix not in PICTURE_SUFFIXES:
+        raise ValueError(f"cannot draw {given.out.name}; end it in {' or '.join(PICTURE_SUFFIXES)}")
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    KNOWN[given.what]().savefig(given.out, dpi=160)
+    PICTURES[given.what]().savefig(given.out, dpi=160)
     print(f"wrote {given.out}")
 
 

@@ -46,6 +46,8 @@ FORWARD_KINDS = frozenset({Kind.FORWARD, Kind.RECOMPUTE})
 PASS_KINDS = FORWARD_KINDS | {Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT}
 """Ops that run a segment forward or backward; they carry a stage and a microbatch."""
 
+BACKWARD_KINDS = PASS_KINDS - FORWARD_KINDS
+
 P2P_KINDS = frozenset({Kind.SEND, Kind.RECV})
 COLLECTIVE_KINDS = frozenset({Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL})
 COMMUNICATION_KINDS = P2P_KINDS | COLLECTIVE_KINDS

@@ -8,6 +8,7 @@ capacity limit).
 
 from pdlab.mesh import LOCAL, REPLICATED, Axis
 from pdlab.models.digits import PIXELS, TARGET
+from pdlab.models.linear import linear
 from pdlab.models.mlp import classifier, linear_group
 from pdlab.models.model import Model
 from pdlab.models.spec import Block, Exchange, Feed, Flops, Group, Kept, Param, Segment, Tensor
@@ -32,16 +33,7 @@ def experts(*, width: int = 16, ep: int = 2, itemsize: int = 4) -> Model:
         Exchange("return", Axis.EP, done, returned, Kind.ALL_TO_ALL, Kind.ALL_TO_ALL, ("arrivals", "counts")),
         _combine(returned, gate, place, y),
     )
-    first = Segment(
-        name="fc0",
-        block=Block.LINEAR,
-        inputs=(feeds[0],),
-        outputs=(h,),
-        groups=(linear_group("fc0", width, PIXELS, itemsize),),
-        keeps=("x",),
-        pending=Kept(per_row=width * itemsize),
-        flops=Flops(2 * PIXELS * width, 0, 2 * PIXELS * width),
-    )
+    first = linear("fc0", feeds[0], h, (linear_group("fc0", width, PIXELS, itemsize),))
     layers = ((first,), layer, (classifier("head", y, feeds[1], itemsize),))
     return Model(("experts", (("width", width), ("ep", ep), ("itemsize", itemsize))), layers, feeds, itemsize)
 

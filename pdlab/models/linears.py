@@ -14,7 +14,8 @@ sum, so each rank finds a part of its gradient.
 
 from pdlab.models.digits import CLASSES, PIXELS, TARGET, loss_tensor
 from pdlab.models.exchanges import PARTIAL_SUM, WHOLE, along, exchange
-from pdlab.models.spec import Block, Feed, Flops, Group, Item, Kept, Param, Segment, Tensor
+from pdlab.models.linear import linear
+from pdlab.models.spec import Block, Feed, Group, Item, Kept, Param, Segment, Tensor
 from pdlab.models.split import Split, check_degree, check_divides
 from pdlab.models.vocabulary import classifier
 
@@ -30,9 +31,11 @@ def linears(width: int, depth: int, itemsize: int, tp: int, split: Split) -> tup
     layers: list[tuple[Item, ...]] = []
     x = _pixels(itemsize, tp, split)
     for i in range(depth):
-        make = _row if _by_rows(i, split) else _column
-        whole_after = not _by_rows(i + 1, split) or split is Split.ROW
-        items = make(i, x, None if i == depth - 1 else width, itemsize, tp, whole_after)
+        out = None if i == depth - 1 else width
+        if _by_rows(i, split):
+            items = _row(i, x, out, itemsize, tp)
+        else:
+            items = _column(i, x, out, itemsize, tp, gathered=not _by_rows(i + 1, split))
         layers.append(items)
         x = _result(items[-1])
     return tuple(layers)
@@ -56,29 +59,16 @@ def _name(i: int, width: int | None) -> str:
     return f"fc{i}" if width is not None else "head"
 
 
-def _column(i: int, x: Tensor, width: int | None, itemsize: int, tp: int, whole_after: bool) -> tuple[Item, ...]:
-    name, block = _name(i, width), Block.RELU_LINEAR if i else Block.LINEAR
+def _column(i: int, x: Tensor, width: int | None, itemsize: int, tp: int, *, gathered: bool) -> tuple[Item, ...]:
+    name = _name(i, width)
     entered = Tensor(f"{x.name}.in", x.shape, itemsize, WHOLE, PARTIAL_SUM) if i else x
     before = (exchange(f"{name}.f", x, entered),) if i else ()
     if width is None:
-        return (*before, *classifier(name, block, entered, tp, itemsize))
-    fan_in, mine = x.shape[0], width // tp
-    relu, flops = bool(i), 2 * fan_in * mine
+        return (*before, *classifier(name, entered, tp, itemsize, relu=bool(i)))
     whole = Tensor(f"h{i + 1}", (width,), itemsize)
-    own = Tensor(f"h{i + 1}.own" if whole_after else f"h{i + 1}", (mine,), itemsize, along(1), along(1))
-    linear = Segment(
-        name=name,
-        block=block,
-        inputs=(entered,),
-        outputs=(own,),
-        groups=(_columns(name, width, fan_in, itemsize, tp),),
-        keeps=() if relu else (entered.name,),
-        late=() if relu else (entered.name,),
-        saved=Kept(fan_in * itemsize if relu else 0),
-        pending=Kept((mine + (fan_in if relu else 0)) * itemsize),
-        flops=Flops(flops, flops if i else 0, flops),
-    )
-    return (*before, linear, *((exchange(f"{name}.gather", own, whole),) if whole_after else ()))
+    own = Tensor(f"h{i + 1}.own" if gathered else f"h{i + 1}", (width // tp,), itemsize, along(1), along(1))
+    items = (*before, linear(name, entered, own, (_columns(name, width, x.shape[0], itemsize, tp),), relu=bool(i)))
+    return (*items, exchange(f"{name}.gather", own, whole)) if gathered else items
 
 
 def _columns(name: str, width: int, fan_in: int, itemsize: int, tp: int) -> Group:
@@ -86,31 +76,18 @@ def _columns(name: str, width: int, fan_in: int, itemsize: int, tp: int) -> Grou
     return Group(f"{name}.w", params, itemsize, along(0), along(0), tp)
 
 
-def _row(i: int, x: Tensor, width: int | None, itemsize: int, tp: int, _: bool) -> tuple[Item, ...]:
+def _row(i: int, x: Tensor, width: int | None, itemsize: int, tp: int) -> tuple[Item, ...]:
     name, out = _name(i, width), CLASSES if width is None else width
     split_already = x.layout == along(1)
     own = x if split_already else Tensor(f"{x.name}.own", (x.shape[0] // tp,), itemsize, along(1), along(1))
     y = "logits" if width is None else f"h{i + 1}"
     part, whole = Tensor(f"{y}.part", (out,), itemsize, PARTIAL_SUM, WHOLE), Tensor(y, (out,), itemsize)
-    relu, fan_in = bool(i), own.shape[0]
-    flops = 2 * fan_in * out
-    weight = Group(f"{name}.w", (Param("weight", (out, fan_in * tp), 1),), itemsize, along(0), along(0), tp)
-    linear = Segment(
-        name=name,
-        block=Block.ROW_LINEAR,
-        inputs=(own,),
-        outputs=(part,),
-        groups=(weight, Group(f"{name}.bias", (Param("bias", (out,)),), itemsize, WHOLE, PARTIAL_SUM)),
-        keeps=() if relu else (own.name,),
-        late=() if relu else (own.name,),
-        saved=Kept(fan_in * itemsize if relu else 0),
-        pending=Kept((out + (fan_in if relu else 0)) * itemsize, fixed=out * itemsize),
-        flops=Flops(flops, flops if i else 0, flops),
-        options=(("relu", int(relu)), ("tp", tp)),
-    )
+    weight = Group(f"{name}.w", (Param("weight", (out, own.shape[0] * tp), 1),), itemsize, along(0), along(0), tp)
+    bias = Group(f"{name}.bias", (Param("bias", (out,)),), itemsize, WHOLE, PARTIAL_SUM)
     before = () if split_already else (exchange(f"{name}.cut", x, own),)
     after = exchange(f"{name}.g", part, whole)
-    return (*before, linear, after, *((_cross_entropy(whole, itemsize),) if width is None else ()))
+    rows = linear(name, own, part, (weight, bias), relu=bool(i), rows=tp)
+    return (*before, rows, after, *((_cross_entropy(whole, itemsize),) if width is None else ()))
 
 
 def _cross_entropy(logits: Tensor, itemsize: int) -> Segment:

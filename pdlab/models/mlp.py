@@ -1,6 +1,7 @@
 """A multi-layer perceptron on the digits: the smallest model on which every schedule can be checked."""
 
 from pdlab.models.digits import CLASSES, PIXELS, TARGET, loss_tensor
+from pdlab.models.linear import linear
 from pdlab.models.linears import linears
 from pdlab.models.model import Model
 from pdlab.models.spec import Block, Feed, Flops, Group, Item, Kept, Param, Segment, Tensor
@@ -26,32 +27,19 @@ def mlp(*, width: int = 64, depth: int = 8, itemsize: int = 4, tp: int = 1, spli
 
 def _whole(width: int, depth: int, itemsize: int) -> tuple[tuple[Item, ...], ...]:
     x = Tensor("x", (PIXELS,), itemsize, grad=None, feed=Feed.SCALED_PIXELS)
-    first = _linear("fc0", Block.LINEAR, x, width, itemsize)
+    first = linear("fc0", x, Tensor("h1", (width,), itemsize), (linear_group("fc0", width, PIXELS, itemsize),))
     hidden = [
-        _linear(f"fc{i}", Block.RELU_LINEAR, Tensor(f"h{i}", (width,), itemsize), width, itemsize)
+        linear(
+            f"fc{i}",
+            Tensor(f"h{i}", (width,), itemsize),
+            Tensor(f"h{i + 1}", (width,), itemsize),
+            (linear_group(f"fc{i}", width, width, itemsize),),
+            relu=True,
+        )
         for i in range(1, depth - 1)
     ]
     last = classifier("head", Tensor(f"h{depth - 1}", (width,), itemsize), TARGET, itemsize)
     return tuple((s,) for s in (first, *hidden, last))
-
-
-def _linear(name: str, block: Block, x: Tensor, width: int, itemsize: int) -> Segment:
-    index = int(name.removeprefix("fc"))
-    fan_in = x.shape[0]
-    relu = block is Block.RELU_LINEAR
-    flops = 2 * fan_in * width
-    return Segment(
-        name=name,
-        block=block,
-        inputs=(x,),
-        outputs=(Tensor(f"h{index + 1}", (width,), itemsize),),
-        groups=(linear_group(name, width, fan_in, itemsize),),
-        keeps=() if relu else (x.name,),
-        late=() if relu else (x.name,),
-        saved=Kept(per_row=fan_in * itemsize if relu else 0),
-        pending=Kept(per_row=(width + (fan_in if relu else 0)) * itemsize),
-        flops=Flops(flops, flops if x.grad is not None else 0, flops),
-    )
 
 
 def linear_group(segment: str, fan_out: int, fan_in: int, itemsize: int) -> Group:

@@ -16,8 +16,9 @@ filled up with rows that no sample uses.
 from pdlab.models.digits import CLASSES, INTENSITIES, TARGET, loss_tensor
 from pdlab.models.dimensions import STATISTICS, Dimensions
 from pdlab.models.exchanges import PARTIAL_SUM, WHOLE, along, exchange
+from pdlab.models.linear import linear
 from pdlab.models.megatron import whole
-from pdlab.models.spec import Block, Flops, Group, Item, Kept, Param, Segment, Tensor
+from pdlab.models.spec import Block, Group, Item, Kept, Param, Segment, Tensor
 
 SUMS = 3
 """Numbers that a rank finds of each sample."""
@@ -74,31 +75,19 @@ def head(sizes: Dimensions, x: Tensor) -> tuple[Item, ...]:
     return (
         pool,
         exchange("head.f", pooled, entered),
-        *classifier("head", Block.LINEAR, entered, sizes.tp, e, sizes.smoothing),
+        *classifier("head", entered, sizes.tp, e, smoothing=sizes.smoothing),
     )
 
 
-def classifier(name: str, block: Block, x: Tensor, tp: int, itemsize: int, smoothing: float = 0.0) -> tuple[Item, ...]:
-    """A column-parallel linear from `x` (whole, its gradient partial) to this rank's logits, and their loss. With
-    `block` RELU_LINEAR a ReLU comes first."""
-    fan_in, mine = x.shape[-1], -(-CLASSES // tp)
-    relu = block is Block.RELU_LINEAR
-    params = (Param("weight", (CLASSES, fan_in), 0), Param("bias", (CLASSES,), 0))
+def classifier(
+    name: str, x: Tensor, tp: int, itemsize: int, *, relu: bool = False, smoothing: float = 0.0
+) -> tuple[Item, ...]:
+    """A column-parallel linear from `x` (whole, its gradient partial) to this rank's logits, and their loss."""
+    mine = -(-CLASSES // tp)
+    params = (Param("weight", (CLASSES, x.shape[-1]), 0), Param("bias", (CLASSES,), 0))
     logits = Tensor(f"{name}.logits", (mine,), itemsize, along(1), along(1))
-    flops = 2 * fan_in * mine
-    linear = Segment(
-        name=name,
-        block=block,
-        inputs=(x,),
-        outputs=(logits,),
-        groups=(Group(f"{name}.w", params, itemsize, along(0), along(0), tp),),
-        keeps=() if relu else (x.name,),
-        late=() if relu else (x.name,),
-        saved=Kept(fan_in * itemsize if relu else 0),
-        pending=Kept((mine + (fan_in if relu else 0)) * itemsize),
-        flops=Flops(flops, flops, flops),
-    )
-    return (linear, *loss(name, logits, tp, itemsize, smoothing))
+    group = Group(f"{name}.w", params, itemsize, along(0), along(0), tp)
+    return (linear(name, x, logits, (group,), relu=relu), *loss(name, logits, tp, itemsize, smoothing))
 
 
 def loss(name: str, logits: Tensor, tp: int, itemsize: int, smoothing: float) -> tuple[Item, ...]:

@@ -10,11 +10,9 @@ So the activations of a layer shrink to exactly 1/t, for one all-gather more on 
 from dataclasses import replace
 
 from pdlab.models.spec import Exchange
-from pdlab.ops import Kind, Op, Value
+from pdlab.ops import BACKWARD_KINDS, Kind, Op, Value
 from pdlab.passes.recompute import again, is_again
 from pdlab.program import Program, RankProgram, Role
-
-BACKWARDS = frozenset({Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT})
 
 
 def gather_again(program: Program) -> Program:
@@ -30,7 +28,7 @@ def gather_again(program: Program) -> Program:
 
 
 def _gather_again(rank: RankProgram, gathered: set[str]) -> RankProgram:
-    kept = {value for op in rank.ops if op.kind in BACKWARDS for value in op.inputs}
+    kept = {value for op in rank.ops if op.kind in BACKWARD_KINDS for value in op.inputs}
     gathers = {
         value: op
         for op in rank.ops
@@ -44,7 +42,7 @@ def _gather_again(rank: RankProgram, gathered: set[str]) -> RankProgram:
     ops: list[Op] = []
     done: set[Value] = set()
     for op in rank.ops:
-        if op.kind in BACKWARDS:
+        if op.kind in BACKWARD_KINDS:
             for value in (value for value in op.inputs if value in gathers and value not in done):
                 done.add(value)
                 ops.append(gathers[value]._replace(writes=(again(value),)))
