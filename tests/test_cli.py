@@ -236,6 +236,11 @@ def test_local_run_and_comparison(capsys: pytest.CaptureFixture[str], tmp_path: 
     )
 
 
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "pdlab", "list"], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[0].startswith("single")
+
+
 def test_listing_and_simulating_do_not_load_torch() -> None:
     code = (
         "import sys; from pdlab.cli import main; main(['simulate', '1f1b', '--pp', '2']); print('torch' in sys.modules)"
