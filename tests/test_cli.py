@@ -237,7 +237,8 @@ def test_local_run_and_comparison(capsys: pytest.CaptureFixture[str], tmp_path: 
 
 
 def test_the_package_runs_as_a_module() -> None:
-    done = subprocess.run([sys.executable, "-m", "pdlab", "list"], capture_output=True, text=True, check=True, timeout=60)
+    words = [sys.executable, "-m", "pdlab", "list"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines()[0].startswith("single")
 
 
