@@ -10,7 +10,6 @@ from pdlab import forms, lab, models, strategies
 from pdlab.depend import ProgramError
 from pdlab.mesh import Axis
 from pdlab.models import Model
-from pdlab.models.split import split_named
 from pdlab.ops import Op
 from pdlab.passes import Recompute
 from pdlab.program import Program
@@ -49,8 +48,8 @@ def plan_of(given: Namespace) -> Plan:
 def _inside_layers(given: Namespace) -> dict[str, Any]:
     """What the command line says of how layers are split and what is run again."""
     return {
-        "split": split_named(given.split or "tensor"),
-        "recompute": Recompute(given.recompute),
+        "split": given.split or "tensor",
+        "recompute": given.recompute,
         "overlap": given.overlap,
     }
 

@@ -17,7 +17,6 @@ from pdlab.files import make_folder
 from pdlab.importing import search_also
 from pdlab.launch import Ranks, Watch
 from pdlab.models import Model
-from pdlab.passes import Recompute
 from pdlab.program import Program
 from pdlab.strategies import Plan, Strategy, build
 from pdlab.trace import Mode
@@ -145,8 +144,7 @@ def _program_of(strategy: Strategy, given: Namespace) -> ProgramOf:
     if given.ranks < 1:
         raise ValueError(f"--ranks {given.ranks}; give at least 1")
     batch = default_batch(given.batch, given.ranks, given.microbatches)
-    again = Recompute(given.recompute)
-    plan = Plan(microbatches=given.microbatches, batch=batch, recompute=again, overlap=given.overlap)
+    plan = Plan(microbatches=given.microbatches, batch=batch, recompute=given.recompute, overlap=given.overlap)
     placed = strategy.on(given.ranks, plan)
     return lambda itemsize: build(strategy, placed, lab_model(given, placed, itemsize))
 

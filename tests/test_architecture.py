@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground up: a module imports from its own layer and from those below it. A new module gets a place here.
 LAYERS = (
-    "mesh errors files collector",
+    "mesh errors files collector named",
     "ops",
     "models",
     "program signature depend order forms",

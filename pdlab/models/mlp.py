@@ -5,7 +5,8 @@ from pdlab.models.linear import linear
 from pdlab.models.linears import linears
 from pdlab.models.model import Model
 from pdlab.models.spec import Block, Feed, Flops, Group, Item, Kept, Param, Segment, Tensor
-from pdlab.models.split import check_degree, split_named
+from pdlab.models.split import Split, check_degree
+from pdlab.named import named
 
 
 def mlp(*, width: int = 64, depth: int = 8, itemsize: int = 4, tp: int = 1, split: str = "tensor") -> Model:
@@ -15,7 +16,7 @@ def mlp(*, width: int = 64, depth: int = 8, itemsize: int = 4, tp: int = 1, spli
     """
     if depth < 2 or width < 1:
         raise ValueError(f"depth {depth}, width {width}: an MLP needs a depth of at least 2 and a width of at least 1")
-    how = split_named(split)
+    how = named(Split, split)
     check_degree(tp)
     layers = linears(width, depth, itemsize, tp, how) if tp > 1 else _whole(width, depth, itemsize)
     first = layers[0][0]

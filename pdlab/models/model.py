@@ -68,6 +68,16 @@ class Model:
         return tuple(item for layer in self.layers for item in layer if isinstance(item, Exchange))
 
     @cached_property
+    def made_in(self) -> dict[str, int]:
+        """The layer that makes each tensor, by a segment or by an exchange."""
+        return {
+            t.name: i
+            for i, layer in enumerate(self.layers)
+            for item in layer
+            for t in (item.outputs if isinstance(item, Segment) else (item.result,))
+        }
+
+    @cached_property
     def takers(self) -> dict[str, list[str]]:
         """For each tensor with a gradient the items that find a term of it, in the order of the model."""
         found: dict[str, list[str]] = {}

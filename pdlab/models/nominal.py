@@ -10,7 +10,8 @@ from pdlab.models.digits import loss_tensor
 from pdlab.models.exchanges import PARTIAL_SUM, WHOLE, along, exchange
 from pdlab.models.model import Model
 from pdlab.models.spec import Block, Flops, Group, Item, Kept, Param, Segment, Tensor
-from pdlab.models.split import Split, check_degree, split_named
+from pdlab.models.split import Split, check_degree
+from pdlab.named import named
 
 MEGABYTE = 10**6
 
@@ -35,8 +36,8 @@ def nominal(
     recipe: dict[str, float | str] = {"num_layers": num_layers, "M_B": M_B, "M_W": M_W, "unit": unit, "tp": tp}
     recipe |= {} if split == "tensor" else {"split": split}
     kept = Kept(per_row=round(M_B * unit)), Kept(per_row=round(M_W * unit))
-    layers = tuple(_layer(i, num_layers, kept, unit, tp, split_named(split)) for i in range(num_layers))
-    shared = split_named(split) if tp > 1 else None
+    layers = tuple(_layer(i, num_layers, kept, unit, tp, named(Split, split)) for i in range(num_layers))
+    shared = named(Split, split) if tp > 1 else None
     return Model(("nominal", tuple(recipe.items())), layers, (_tokens(),), itemsize=1, tp=tp, split=shared)
 
 

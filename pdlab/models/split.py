@@ -12,14 +12,6 @@ class Split(Enum):
     ROW = "row"
 
 
-def split_named(name: str | Split) -> Split:
-    """The split of a name; ValueError lists the names."""
-    known = [split.value for split in Split]
-    if not isinstance(name, Split) and name not in known:
-        raise ValueError(f"split {name!r}; choose one of {', '.join(known)}")
-    return Split(name)
-
-
 def check_divides(what: str, size: int, tp: int) -> None:
     """ValueError with the numbers where a tensor group cannot share something evenly."""
     if size % tp:

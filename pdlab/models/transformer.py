@@ -11,7 +11,8 @@ from pdlab.models.digits import CLASSES, INTENSITIES, PIXELS, TARGET, TOKENS, lo
 from pdlab.models.dimensions import GROWTH, STATISTICS, Dimensions
 from pdlab.models.model import Model
 from pdlab.models.spec import Block, Feed, Flops, Group, Item, Kept, Param, Segment, Tensor
-from pdlab.models.split import split_named
+from pdlab.models.split import Split
+from pdlab.named import named
 
 
 def transformer(
@@ -34,7 +35,7 @@ def transformer(
     """
     if depth < 1:
         raise ValueError(f"depth {depth}; give at least 1")
-    sizes = Dimensions(tokens, width, heads, itemsize, tp, split_named(split), dropout, smoothing)
+    sizes = Dimensions(tokens, width, heads, itemsize, tp, named(Split, split), dropout, smoothing)
     layers = _split(sizes, depth) if tp > 1 else _whole(sizes, depth)
     said = {"width": width, "depth": depth, "heads": heads, "itemsize": itemsize, "tp": tp}
     more: dict[str, float | str] = {"split": split, "dropout": dropout, "smoothing": smoothing, "tokens": tokens}

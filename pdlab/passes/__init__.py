@@ -10,7 +10,7 @@ from pdlab.passes.guard import guard_steps
 from pdlab.passes.lower import lower
 from pdlab.passes.messages import insert_messages
 from pdlab.passes.overlap import overlap_weight_gradients
-from pdlab.passes.recompute import Recompute, recompute, recompute_named
+from pdlab.passes.recompute import Recompute, recompute
 from pdlab.passes.shard import shard_weights
 from pdlab.passes.streams import assign_streams
 
@@ -27,6 +27,5 @@ __all__ = [
     "lower",
     "overlap_weight_gradients",
     "recompute",
-    "recompute_named",
     "shard_weights",
 ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pdlab.depend import ProgramError
 from pdlab.mesh import Axis, Mesh
 from pdlab.models.model import Model
-from pdlab.models.spec import Exchange, Item, Segment, Tensor
+from pdlab.models.spec import Exchange, Item, Segment
 from pdlab.ops import PASS_KINDS, Kind, Op, Value
 from pdlab.passes.naming import Names
 from pdlab.program import Program, RankProgram, Role
@@ -91,7 +91,7 @@ class _Rank:
             if isinstance(item, Segment):
                 self._segment(op._replace(version=version), item)
             elif op.kind is Kind.FORWARD:
-                self._exchange(op, item, item.payload, item.result, item.forward, item.splits)
+                self._exchange(op, item)
             elif op.kind is not Kind.BACKWARD_WEIGHT:
                 self._exchange_back(op, item)
 
@@ -166,27 +166,20 @@ class _Rank:
 
     # --- exchanges
 
-    def _exchange(
-        self, op: Op, item: Exchange, payload: Tensor, result: Tensor, kind: Kind | None, splits: tuple[str, str] | None
-    ) -> None:
-        mb = op.microbatch
-        source = self.names.tensor(payload, mb)
-        if kind is None:
-            self.names.alias[f"{result.name}:{mb}"] = source
-            return
-        inputs = (source, *(f"{name}:{mb}" for name in splits or ()))
-        self._emit_exchange(op, item, kind, inputs, self.names.tensor(result, mb))
+    def _exchange(self, op: Op, item: Exchange) -> None:
+        """Nothing where nothing moves: there the two tensors are one value."""
+        names, mb = self.names, op.microbatch
+        if item.forward is not None:
+            splits = tuple(f"{name}:{mb}" for name in item.splits or ())
+            inputs = (names.tensor(item.payload, mb), *splits)
+            self._emit_exchange(op, item.axis, item.forward, inputs, names.tensor(item.result, mb))
 
     def _exchange_back(self, op: Op, item: Exchange) -> None:
-        if item.result.grad is None:
-            return
-        mb = op.microbatch
-        source = self.names.gradient(item.result, mb)
-        if item.backward is None:
-            self.names.alias[f"d.{item.payload.name}:{mb}"] = source
-            return
-        inputs = (source, *(f"{name}:{mb}" for name in reversed(item.splits or ())))
-        self._emit_exchange(op, item, item.backward, inputs, self.names.gradient(item.payload, mb))
+        names, mb = self.names, op.microbatch
+        if item.backward is not None and item.result.grad is not None:
+            splits = tuple(f"{name}:{mb}" for name in reversed(item.splits or ()))
+            inputs = (names.gradient(item.result, mb), *splits)
+            self._emit_exchange(op, item.axis, item.backward, inputs, names.gradient(item.payload, mb))
 
-    def _emit_exchange(self, op: Op, item: Exchange, kind: Kind, inputs: tuple[Value, ...], result: Value) -> None:
-        self.ops.append(Op(kind, op.stage, microbatch=op.microbatch, inputs=inputs, writes=(result,), axis=item.axis))
+    def _emit_exchange(self, op: Op, axis: Axis, kind: Kind, inputs: tuple[Value, ...], result: Value) -> None:
+        self.ops.append(Op(kind, op.stage, microbatch=op.microbatch, inputs=inputs, writes=(result,), axis=axis))

@@ -16,8 +16,7 @@ from pdlab.program import Role, Size, Sized, Type, gradient_layout, tensor_role
 
 @dataclass
 class Names:
-    """`live_in` collects what must be there before, `alias` where an exchange moves nothing and two names are one
-    value."""
+    """`live_in` collects what must be there before."""
 
     model: Model
     mesh: Mesh
@@ -27,7 +26,6 @@ class Names:
     live_in: set[Value] = field(default_factory=set)
     losses: set[Value] = field(default_factory=set)
     accumulated: dict[str, tuple[int, int]] = field(default_factory=dict)
-    alias: dict[Value, Value] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -40,7 +38,8 @@ class Names:
         return frozenset(weights | state | self.losses)
 
     def tensor(self, t: Tensor, mb: int) -> Value:
-        value = self.alias.get(f"{t.name}:{mb}", f"{t.name}:{mb}")
+        t = self.model.tensors[self.model.same_value(backward=False)[t.name]]
+        value = f"{t.name}:{mb}"
         if value not in self.types:
             role = tensor_role(self.model, t)
             if role is Role.FEED:
@@ -51,7 +50,8 @@ class Names:
         return value
 
     def gradient(self, t: Tensor, mb: int) -> Value:
-        value = self.alias.get(f"d.{t.name}:{mb}", f"d.{t.name}:{mb}")
+        t = self.model.tensors[self.model.same_value(backward=True)[t.name]]
+        value = f"d.{t.name}:{mb}"
         if value not in self.types:
             layout = _graded(t) if t.name == self.model.loss else self._row_layout(t, _graded(t))
             self.types[value] = Type(Role.ACTIVATION_GRADIENT, self._size(t, mb), layout, t.name)

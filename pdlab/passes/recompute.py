@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from pdlab.mesh import Axis, shard
-from pdlab.models.spec import Exchange
 from pdlab.models.split import check_divides
 from pdlab.ops import FORWARD_KINDS, PASS_KINDS, Kind, Op, Value
 from pdlab.program import Program, RankProgram, Role, Type
@@ -29,13 +28,7 @@ class Recompute(Enum):
     PARTITIONED = "partitioned"
 
 
-def recompute_named(name: str | Recompute) -> Recompute:
-    """From a name; ValueError lists the names."""
-    known = [how.value for how in Recompute]
-    if not isinstance(name, Recompute) and name not in known:
-        raise ValueError(f"recompute {name!r}; choose one of {', '.join(known)}")
-    return Recompute(name)
-
+MADE_FORWARD = frozenset({Role.ACTIVATION, Role.FACT})
 
 Key = tuple[int, int, int]
 """A block's part of a stage on one microbatch: stage, microbatch, block."""
@@ -71,15 +64,7 @@ class _Again:
 
     def __post_init__(self) -> None:
         self.types = dict(self.rank.types)
-        model = self.program.model
-        block_of_layer = {layer: i for i, block in enumerate(model.blocks) for layer in block}
-        self.block_of_segment = {name: block_of_layer.get(layer) for name, layer in model.layer_of.items()}
-        self.block_of_result = {
-            item.result.name: block_of_layer.get(i)
-            for i, layer in enumerate(model.layers)
-            for item in layer
-            if isinstance(item, Exchange)
-        }
+        self.block_of = {layer: i for i, block in enumerate(self.program.model.blocks) for layer in block}
 
     def run(self) -> RankProgram:
         ops: list[Op] = []
@@ -99,12 +84,10 @@ class _Again:
 
     def _key(self, op: Op) -> Key | None:
         """The block that an op runs forward, alone or for a collective of it."""
-        if op.kind is Kind.FORWARD:
-            block = self.block_of_segment[self._segment(op)]
-        elif op.stage >= 0 and op.microbatch >= 0 and op.writes and self.types[op.writes[0]].role is Role.ACTIVATION:
-            block = self.block_of_result.get(self.types[op.writes[0]].of)
-        else:
+        made = self.types[op.writes[0]] if op.writes and op.microbatch >= 0 else None
+        if made is None or not (op.kind is Kind.FORWARD or made.role in MADE_FORWARD):
             return None
+        block = self.block_of.get(self.program.model.made_in[made.of])
         return None if block is None else (op.stage, op.microbatch, block)
 
     def _segment(self, op: Op) -> str:
@@ -153,7 +136,7 @@ class _Again:
         """All of a block once more, if this is the first op of its backward."""
         if op.kind not in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
             return []
-        block = self.block_of_segment[self._segment(op)]
+        block = self.block_of.get(self.program.model.layer_of[self._segment(op)])
         key = (op.stage, op.microbatch, -1 if block is None else block)
         if key not in self.forwards or key in self.replayed:
             return []

@@ -106,12 +106,12 @@ def said(kind: Kind | None) -> str:
 
 def degree(model: Model) -> int:
     """Ranks of the tensor group; ValueError for a model that nothing is exchanged in."""
-    if not any(_exchanges(layer) for layer in model.layers):
+    if model.split is None:
         raise ValueError(
             f"model {model.name} exchanges nothing over a tensor group, so there is no layout to draw; "
             "give a model of tp 2 or more, like mlp(tp=4, split='column')"
         )
-    return max(group.tp for group in model.groups.values())
+    return model.tp
 
 
 def check_layers(model: Model, layers: Sequence[int]) -> None:

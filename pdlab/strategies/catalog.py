@@ -10,7 +10,8 @@ from typing import Any
 from pdlab.collector import paused
 from pdlab.mesh import Axis, Mesh
 from pdlab.models.model import Model
-from pdlab.models.split import Split, split_named
+from pdlab.models.split import Split
+from pdlab.named import named
 from pdlab.ops import Op
 from pdlab.passes import (
     Recompute,
@@ -22,7 +23,6 @@ from pdlab.passes import (
     lower,
     overlap_weight_gradients,
     recompute,
-    recompute_named,
     shard_weights,
 )
 from pdlab.program import Program, split_rows
@@ -57,8 +57,8 @@ class Plan:
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "split", split_named(self.split))
-        object.__setattr__(self, "recompute", recompute_named(self.recompute))
+        object.__setattr__(self, "split", named(Split, self.split))
+        object.__setattr__(self, "recompute", named(Recompute, self.recompute))
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in ("split", "recompute", "overlap") or (field.name == "batch" and value is None):

@@ -45,7 +45,7 @@ class BlockExplorer(Explorer[BlockScenario]):
         steps: int = 3,
     ) -> None:
         start = BlockScenario(tp, split, width, tokens, samples, link_gb_s, overlap, recompute)
-        super().__init__(start, BlockScenario, _columns(), hint=HINT, pool=pool, steps=steps)
+        super().__init__(start, _columns(), hint=HINT, pool=pool, steps=steps)
 
 
 def _columns() -> tuple[Controls, Controls]:

@@ -8,7 +8,7 @@ fields.
 import threading
 import weakref
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -32,7 +32,7 @@ S = TypeVar("S", bound=Explored)
 
 
 class Explorer(Generic[S]):
-    """Controls in `columns`, set to what `start` says; `meant` makes a scenario of what they say.
+    """Controls in `columns`, set to what `start` says, and read as another scenario of its kind.
 
     `pool` are ranks to run on, if there are any already; otherwise processes are started for the first real run and
     kept until `close()`. `steps` are timed in a real run, and the `hint` says what it will be like. `page` is the
@@ -43,7 +43,6 @@ class Explorer(Generic[S]):
     def __init__(
         self,
         start: S,
-        meant: Callable[..., S],
         columns: Sequence[Controls],
         *,
         hint: str,
@@ -53,7 +52,7 @@ class Explorer(Generic[S]):
         self.controls: Controls = {name: control for column in columns for name, control in column.items()}
         for name, control in self.controls.items():
             put(name, control, getattr(start, name))
-        self._meant = meant
+        self._kind = type(start)
         self.summary, self.python = ipywidgets.HTML(), ipywidgets.HTML()
         self.trouble, self.picture = TroublePanel(), frame()
         self._drawing = threading.RLock()  # a cell and the page may be served by two threads
@@ -70,7 +69,7 @@ class Explorer(Generic[S]):
     @property
     def scenario(self) -> S:
         """What the controls say."""
-        return self._meant(**values(self.controls))
+        return self._kind(**values(self.controls))
 
     def run(self, steps: int | None = None) -> "Comparison":
         """Run on real processes, paced, and wait for it; what the button does, but errors are raised."""

@@ -40,7 +40,7 @@ class ScheduleExplorer(Explorer[Scenario]):
         steps: int = 3,
     ) -> None:
         start = Scenario(strategy, pp, microbatches, F, I, W, comm)
-        super().__init__(start, Scenario, _columns(), hint=HINT, pool=pool, steps=steps)
+        super().__init__(start, _columns(), hint=HINT, pool=pool, steps=steps)
 
 
 def _columns() -> tuple[Controls, Controls]:
