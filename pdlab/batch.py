@@ -15,11 +15,13 @@ IGNORED = -100
 @dataclass(frozen=True)
 class Batch:
     """The samples of one step over the whole mesh: pixels [n, 64] (0..16), labels [n] (`IGNORED` counts for nothing),
-    and the keys [n] that dropout is drawn from, where there is any."""
+    the keys [n] that dropout is drawn from, where there is any, and for a model that reads samples of different lengths
+    how many tokens each has [n]."""
 
     pixels: np.ndarray
     labels: np.ndarray
     keys: np.ndarray | None = None
+    lengths: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -35,6 +37,7 @@ def check_batch(program: Program, batch: Batch) -> None:
             _check_tokens(batch, t.shape[0])
         if t.feed is Feed.KEYS and batch.keys is None:
             raise ValueError("the model has dropout and the batch no keys to draw it from; give it pdlab.noise.keys")
+    _check_lengths(program, batch)
     for microbatch in range(program.num_microbatches):
         counted(program, batch, microbatch)
 
@@ -60,6 +63,24 @@ def _check_tokens(batch: Batch, num_tokens: int) -> None:
     least, most = batch.pixels.min(), batch.pixels.max()
     if batch.pixels.dtype.kind not in "iu" or not 0 <= least <= most < INTENSITIES:
         raise ValueError(f"pixels are {batch.pixels.dtype} from {least} to {most}; tokens are 0 to {INTENSITIES - 1}")
+
+
+def _check_lengths(program: Program, batch: Batch) -> None:
+    feeds, lengths = program.model.feeds, batch.lengths
+    if not any(t.feed is Feed.LENGTHS for t in feeds):
+        if lengths is not None:
+            raise ValueError("the batch has lengths and the model reads all of each sample; leave them out")
+        return
+    if lengths is None:
+        raise ValueError("the model reads samples of different lengths and the batch has none; give it lengths")
+    tokens = next(t.shape[0] for t in feeds if t.feed is Feed.TOKENS)
+    if lengths.shape != (len(batch),) or lengths.dtype.kind not in "iu":
+        raise ValueError(
+            f"lengths are {lengths.dtype} of {lengths.shape}; give a whole number for each of the {len(batch)} samples"
+        )
+    wrong = [int(length) for length in lengths if not 1 <= length <= tokens]
+    if wrong:
+        raise ValueError(f"a length is {wrong[0]}; each sample has 1 to {tokens} tokens")
 
 
 def counted(program: Program, batch: Batch, microbatch: int) -> int:

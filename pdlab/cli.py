@@ -175,12 +175,14 @@ def _add_plan(verb: argparse.ArgumentParser, files: str = "") -> None:
     also = f"; or a {files} file that `show` wrote" if files else ""
     verb.add_argument("strategy", metavar="STRATEGY", help=f"one of {known}{also}")
     for name, help_text in (
-        ("pp", "pipeline ranks"),
-        ("virtual", "virtual stages per pipeline rank"),
-        ("dp", "data-parallel ranks"),
-        ("tp", "tensor-parallel ranks"),
+        ("pp", "pipeline ranks (default: 1)"),
+        ("virtual", "stages on each pipeline rank (default: the strategy's own)"),
+        ("dp", "data-parallel ranks (default: 1)"),
+        ("tp", "tensor-parallel ranks (default: 1)"),
     ):
-        verb.add_argument(f"--{name}", type=int, default=None if name == "pp" else 1, help=f"{help_text} (default: 1)")
+        usual = None if name in ("pp", "virtual") else 1
+        verb.add_argument(f"--{name}", type=int, default=usual, help=help_text)
+    verb.add_argument("--limit", type=float, metavar="M_B", help="most that a rank of zb_auto may hold (default: --pp)")
     verb.add_argument("--microbatches", type=int, help="microbatches of each data shard (default: 8)")
     _add_inside_layers(verb)
     verb.add_argument(
@@ -195,7 +197,8 @@ def _add_inside_layers(verb: argparse.ArgumentParser) -> None:
         "--recompute",
         choices=[how.value for how in Recompute],
         default=Recompute.NONE.value,
-        help="run each block's forward again before its backward; partitioned: its input spread over the tensor group",
+        help="run forwards again before their backward: of each block (full; partitioned: its input spread over the "
+        "tensor group), of each stage, or of each stage but for the last microbatch (except_last)",
     )
     verb.add_argument(
         "--overlap",
@@ -209,8 +212,10 @@ def _add_costs(verb: argparse.ArgumentParser, default: str) -> None:
         "--costs",
         default=default,
         metavar="F=1,B=2,...",
-        help="F, B (full), I, W: time of a stage; comm: of a message; step; MB, MW: kept units (default: %(default)s)",
+        help="F, B (full), I, W: time of a rank's stages; FB: of an F beside a B; comm: of a message; step; "
+        "MB, MW: kept units (default: %(default)s)",
     )
+    verb.add_argument("--scale", metavar="1,2,1,1", help="how much longer each stage takes (default: all the same)")
     verb.add_argument("--link", choices=("independent", "channel"), default="channel", help="default: channel")
 
 
@@ -232,7 +237,10 @@ def _add_mode(verb: argparse.ArgumentParser, depth: int) -> None:
         "no times (default: measured where every rank has a core, otherwise paced)",
     )
     _add_model(verb)
-    verb.add_argument("--depth", type=int, default=depth, help=f"the model has 2 depth + 2 layers (default: {depth})")
+    verb.set_defaults(usual_depth=depth)
+    verb.add_argument(
+        "--depth", type=int, help=f"the model has 2 depth + 2 layers (default: {depth}, or enough for the stages)"
+    )
 
 
 def _add_steps(verb: argparse.ArgumentParser) -> None:
@@ -247,7 +255,7 @@ def _add_predicted_model(verb: argparse.ArgumentParser) -> None:
         default="nominal",
         help="nominal: equal layers of a megabyte; or what `run` takes (default: nominal)",
     )
-    verb.add_argument("--depth", type=int, default=1, help="of a transformer or mlp: 2 depth + 2 layers (default: 1)")
+    verb.add_argument("--depth", type=int, help="of a transformer or mlp: 2 depth + 2 layers (default: for the stages)")
 
 
 def _add_model(verb: argparse.ArgumentParser) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 from pdlab import forms, metrics, strategies
 from pdlab.costs import Link, Uniform
 from pdlab.export import check_suffix, write_trace
+from pdlab.mesh import Axis
 from pdlab.passes import Recompute
-from pdlab.planning import chosen, plan_of, predicted_model, program_of_arguments
+from pdlab.planning import chosen, plan_of, predicted_model, program_of_arguments, times_of
 from pdlab.program import Program
 from pdlab.simulate import read_trace, run_plan, start_plan
-from pdlab.strategies import Plan
 from pdlab.trace import Trace
 
 ACTIVATION_UNITS = ("MB", "MW")
@@ -48,9 +48,10 @@ def simulate_strategy(given: Namespace) -> None:
         check_suffix(given.trace)
     costs = parse_costs(given.costs)
     units = {name: costs.pop(name) for name in ACTIVATION_UNITS if name in costs}
-    uniform = Uniform.of(link=Link(given.link), **costs)
+    uniform = Uniform.of(link=Link(given.link), scale=parse_scale(given.scale), **costs)
     began = time.perf_counter()
-    program = program_of_arguments(given, predicted_model(given, units))
+    times = times_of(uniform, units)
+    program = program_of_arguments(given, predicted_model(given, units), times=times)
     built = time.perf_counter() - began
     plan = start_plan(program, uniform)
     began = time.perf_counter()
@@ -65,11 +66,12 @@ def simulate_strategy(given: Namespace) -> None:
 
 
 def prediction(trace: Trace) -> dict[str, Any]:
-    """What a simulation says. Activations are counted in what the largest stage keeps for one microbatch."""
+    """What a simulation says. Activations are counted in M_B: what a rank keeps for one microbatch in all of its
+    stages, if all are as large as the largest."""
     program = trace.program
     segments = program.model.segments
     most = max(sum(segments[name].saved.per_row for name in stage) for stage in program.stages)
-    unit = most * max(map(max, program.rows))
+    unit = most * max(map(max, program.rows)) * len(program.stages) / program.mesh.degree(Axis.PP)
     return {
         "makespan": trace.makespan,
         "largest_rank_span": metrics.largest_rank_span(trace),
@@ -97,6 +99,14 @@ def parse_costs(text: str) -> dict[str, float]:
     return costs
 
 
+def parse_scale(text: str | None) -> tuple[float, ...]:
+    """`1,2,1,1` as numbers, one for each stage."""
+    try:
+        return tuple(float(piece) for piece in text.split(",")) if text else ()
+    except ValueError:
+        raise ValueError(f"--scale {text}; give a number for each stage with commas between: 1,2,1,1") from None
+
+
 def run_strategy(given: Namespace) -> None:
     """Run one strategy, or the schedule in a file, and lay the run beside its prediction."""
     if given.trace:
@@ -105,17 +115,11 @@ def run_strategy(given: Namespace) -> None:
         strategies.get(given.strategy)
     from pdlab import running
 
-    def program_of(itemsize: int) -> Program:
-        def batch(plan: Plan) -> int:
-            return running.default_batch(given.batch, plan.mesh.size, plan.microbatches)
-
-        return program_of_arguments(given, lambda plan, _: running.lab_model(given, plan, itemsize), batch)
-
     if given.strategy.endswith(".json"):
         raise ValueError(
             f"{given.strategy}: a JSON program has its own model and data; run the schedule from a CSV file"
         )
-    comparison = running.run_one(program_of, given)
+    comparison = running.run_one(lambda itemsize: running.program_to_run(given, itemsize), given)
     if given.trace:
         write_trace(comparison.measured, given.trace)
     _print(comparison.summary(), as_json=given.json)
@@ -137,7 +141,7 @@ def _trained(given: Namespace, optimizer_bytes: int) -> Program:
     strategy = strategies.get(given.strategy)
     plan = replace(plan_of(given), batch=given.batch, optimizer_bytes=optimizer_bytes)
     plan = chosen(strategy, plan, given)
-    return strategies.build(strategy, plan, running.lab_model(given, plan, 4))
+    return strategies.build(strategy, plan, running.lab_model(given, plan, 4, plan.num_stages))
 
 
 def compare_strategies(given: Namespace) -> None:

@@ -11,6 +11,7 @@ from enum import Enum
 from math import inf
 from typing import Protocol, assert_never
 
+from pdlab.mesh import Axis
 from pdlab.models.model import Model
 from pdlab.models.spec import Flops, Segment
 from pdlab.ops import COLLECTIVE_KINDS, COMMUNICATION_KINDS, PASS_KINDS, Kind, Op, label, payload
@@ -66,27 +67,34 @@ def flops_of(kind: Kind, flops: Flops) -> int:
     }[kind]
 
 
-COST_NAMES = ("F", "B", "I", "W", "comm", "step")
+COST_NAMES = ("F", "B", "I", "W", "FB", "comm", "step")
 
 
 @dataclass(frozen=True)
 class Uniform:
     """The same cost for every stage, shared equally by its layers (see `share`), however a layer is split.
 
-    F, B (full), I (for the input), W (for the weights) are per stage and microbatch, and B = I + W: of what is not
-    given, I and W are half of B, or 1. `comm` is one message, however large; a
-    collective takes as many of them as its ring has rounds. `step` is the optimizer step of a stage.
+    F, B (full), I (for the input), W (for the weights) are what a p-th of the model takes for a microbatch on p
+    pipeline ranks: where a rank has v stages, each takes a v-th. B = I + W: of what is not given, I and W are half of
+    B, or 1. `FB` is an F and a B that overlap on one rank (None: as long as one after the other). `comm` is one
+    message, however large; a collective takes as many of them as its ring has rounds. `step` is the optimizer step of
+    a p-th of the model. With `scale` the stages differ: stage s takes `scale[s]` times as long.
     """
 
     F: float = 1.0
     B: float | None = None
     I: float | None = None
     W: float | None = None
+    FB: float | None = None
     comm: float = 0.0
     step: float = 0.0
     link: Link = Link.CHANNEL
+    scale: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        for factor in self.scale:
+            if not (isinstance(factor, int | float) and 0 <= factor < float("inf")):
+                raise ValueError(f"scale {factor!r} of a stage; give finite numbers of at least 0, one for each stage")
         for name in COST_NAMES:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and 0 <= value < float("inf")):
@@ -95,24 +103,28 @@ class Uniform:
             object.__setattr__(self, name, value)
 
     @classmethod
-    def of(cls, link: Link = Link.CHANNEL, **given: float) -> "Uniform":
+    def of(cls, link: Link = Link.CHANNEL, scale: tuple[float, ...] = (), **given: float) -> "Uniform":
         """From names as a user types them; ValueError lists them for an unknown one."""
         unknown = sorted(set(given) - set(COST_NAMES))
         if unknown:
             raise ValueError(f"unknown cost {unknown[0]!r}; costs are {', '.join(COST_NAMES)}, and MB, MW")
-        return cls(link=link, **given)
+        return cls(link=link, scale=scale, **given)
 
     def __str__(self) -> str:
-        return "costs " + " ".join(f"{name}={getattr(self, name):g}" for name in COST_NAMES)
+        stages = f", stages scaled by {' '.join(f'{factor:g}' for factor in self.scale)}" if self.scale else ""
+        given = {name: getattr(self, name) for name in COST_NAMES}
+        return "costs " + " ".join(f"{name}={value:g}" for name, value in given.items() if value is not None) + stages
 
     def seconds(self, op: Op, rank: int, program: Program, facts: Facts) -> float:
         match op.kind:
             case Kind.FORWARD | Kind.RECOMPUTE | Kind.BACKWARD | Kind.BACKWARD_INPUT | Kind.BACKWARD_WEIGHT:
                 stage = program.stages[op.stage]
-                return self._of_stage(op.kind) * share(program.model, stage[op.segment], stage)
+                beside = self._beside() if op.pair >= 0 else 1.0
+                each = beside * self._of_stage(op.kind) * self._of_p(op.stage, program)
+                return each * share(program.model, stage[op.segment], stage)
             case Kind.STEP:
                 weights = sum(num_bytes(program.ranks[rank].types[v].size, facts, rank) for v in op.inputs[:1])
-                return self.step * weights / _stage_weights(op.stage, program)
+                return self.step * self._of_p(op.stage, program) * weights / _stage_weights(op.stage, program)
             case Kind.SEND | Kind.RECV:
                 return self.comm
             case Kind.ALL_REDUCE | Kind.ALL_GATHER | Kind.REDUCE_SCATTER | Kind.ALL_TO_ALL:
@@ -122,6 +134,21 @@ class Uniform:
                 return 0.0
             case _:
                 assert_never(op.kind)
+
+    def _of_p(self, stage: int, program: Program) -> float:
+        """A stage as a share of a p-th of the model."""
+        if self.scale and len(self.scale) != len(program.stages):
+            raise ValueError(
+                f"scale has {len(self.scale)} numbers for the {len(program.stages)} stages of {program.name}; give one "
+                "for each stage"
+            )
+        scale = self.scale[stage] if self.scale else 1.0
+        return scale * program.mesh.degree(Axis.PP) / len(program.stages)
+
+    def _beside(self) -> float:
+        """What an op of a pair takes, as a share of what it takes alone."""
+        assert self.B is not None
+        return 1.0 if self.FB is None or not self.F + self.B else self.FB / (self.F + self.B)
 
     def _of_stage(self, kind: Kind) -> float:
         assert self.B is not None and self.I is not None and self.W is not None

@@ -42,7 +42,7 @@ def peak_bytes_per_rank(trace: Trace) -> list[int]:
     return [max(held for _, held in _live(trace, rank)) for rank in _ranks(trace)]
 
 
-def peak_activations_per_rank(trace: Trace, unit_bytes: int) -> list[float]:
+def peak_activations_per_rank(trace: Trace, unit_bytes: float) -> list[float]:
     """The most that is held for backwards at once, in units of M_B: the `unit_bytes` that a stage saves in one forward.
 
     A forward adds M_B, a full backward frees it; of a split one I frees M_B - M_W and W frees M_W. So GPipe peaks at m,

@@ -87,7 +87,7 @@ class Op(NamedTuple):
     `inputs` that is freed or updated in place; the rest is only read. `axis` names the group of a collective or
     split, `peer` the other rank of a message. Where the value `guard` is false the op takes no time and hands on its
     inputs. `version` says how many steps the weights it uses have seen; -1 means the newest for a forward, and the
-    forward's own for a backward.
+    forward's own for a backward. A forward and a backward of the same `pair` (from 0 on each rank) overlap.
     """
 
     kind: Kind
@@ -102,6 +102,7 @@ class Op(NamedTuple):
     guard: Value | None = None
     stream: Stream = COMPUTE
     version: int = -1
+    pair: int = -1
 
     @property
     def reads(self) -> tuple[Value, ...]:

@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from pdlab import forms, lab, models, strategies
+from pdlab.costs import Uniform
 from pdlab.depend import ProgramError
 from pdlab.mesh import Axis
 from pdlab.models import Model
 from pdlab.ops import Op
 from pdlab.passes import Recompute
 from pdlab.program import Program
-from pdlab.strategies import Plan, Strategy
+from pdlab.strategies import Plan, Strategy, Times
 from pdlab.validate import describe, validate
 
-ModelOf = Callable[[Plan, bool], Model]
-"""From a plan, and whether its strategy is a pipeline, to a model."""
+ModelOf = Callable[[Plan, int | None], Model]
+"""From a plan and the number of its pipeline stages (None: the model is not cut) to a model."""
 
 
 BatchOf = Callable[[Plan], int]
@@ -26,23 +27,33 @@ BatchOf = Callable[[Plan], int]
 
 def predicted_model(given: Namespace, units: dict[str, float]) -> ModelOf:
     """What `--model` names for a prediction. The nominal one has a layer per stage of a pipeline, and four where the
-    model is whole, so that buckets and gathers have work; its units M_B and M_W are the user's."""
+    model is whole, so that buckets and gathers have work; its units M_B and M_W are the user's, for all stages of a
+    rank together."""
 
-    def make(plan: Plan, is_pipeline: bool) -> Model:
+    def make(plan: Plan, stages: int | None) -> Model:
         if given.model != "nominal":
-            return lab.LAB_MODELS[given.model](plan, 4, given.depth, 0.0)
-        layers = plan.pp if is_pipeline else 4 * plan.pp
-        return models.nominal(layers, units.get("MB", 1.0), units.get("MW", 1.0), tp=plan.tp, split=plan.split.value)
+            return lab.LAB_MODELS[given.model](plan, 4, given.depth or lab.depth_for(stages or 1), 0.0)
+        kept = units.get("MB", 1.0), units.get("MW", 1.0)
+        if stages is None:
+            return models.nominal(4, *kept, tp=plan.tp, split=plan.split.value)
+        return lab.lab_nominal(plan.pp, stages, *kept, tp=plan.tp, split=plan.split.value)
 
     return make
 
 
+def times_of(costs: Uniform, units: dict[str, float] | None = None) -> Times:
+    """What a search for an order is told, by costs and units of what is kept."""
+    assert costs.I is not None and costs.W is not None
+    given = {"MB": 1.0, "MW": 1.0} | (units or {})
+    kept = given["MW"] / given["MB"] if given["MB"] else 1.0
+    return Times(F=costs.F, I=costs.I, W=costs.W, comm=costs.comm, M_W=max(0.0, min(kept, 1.0)), scale=costs.scale)
+
+
 def plan_of(given: Namespace) -> Plan:
-    if given.virtual != 1:
-        raise ValueError(f"--virtual {given.virtual}: these schedules have one stage per rank; leave it at 1")
     pp = 1 if given.pp is None else given.pp
     microbatches = 8 if given.microbatches is None else given.microbatches
-    return Plan(pp=pp, dp=given.dp, tp=given.tp, microbatches=microbatches, **_inside_layers(given))
+    degrees = {"pp": pp, "dp": given.dp, "tp": given.tp, "virtual": given.virtual}
+    return Plan(**degrees, microbatches=microbatches, limit=given.limit, **_inside_layers(given))
 
 
 def _inside_layers(given: Namespace) -> dict[str, Any]:
@@ -73,8 +84,11 @@ def _only_for_groups(given: Namespace) -> dict[str, bool]:
     }
 
 
-def program_of_arguments(given: Namespace, model_of: ModelOf, batch: BatchOf | None = None) -> Program:
-    """The program of a strategy's name, or of a file; a faulty one is shown with the cells at fault marked."""
+def program_of_arguments(
+    given: Namespace, model_of: ModelOf, batch: BatchOf | None = None, times: Times | None = None
+) -> Program:
+    """The program of a strategy's name, or of a file; a faulty one is shown with the cells at fault marked. A search
+    for an order believes in `times`."""
     if given.strategy.endswith((".csv", ".json")):
         program = _from_file(Path(given.strategy), given, model_of, batch)
         try:
@@ -83,9 +97,9 @@ def program_of_arguments(given: Namespace, model_of: ModelOf, batch: BatchOf | N
             raise ProgramError(describe(program, error), error.cells) from None
         return program
     strategy = strategies.get(given.strategy)
-    plan = chosen(strategy, plan_of(given), given)
+    plan = chosen(strategy, replace(plan_of(given), times=times or Times()), given)
     plan = replace(plan, batch=batch(plan) if batch else None)
-    return strategies.build(strategy, plan, model_of(plan, strategy.axis is Axis.PP))
+    return strategies.build(strategy, plan, model_of(plan, plan.num_stages if strategy.axis is Axis.PP else None))
 
 
 def _from_file(path: Path, given: Namespace, model_of: ModelOf, batch: BatchOf | None) -> Program:
@@ -95,9 +109,11 @@ def _from_file(path: Path, given: Namespace, model_of: ModelOf, batch: BatchOf |
         if path.suffix == ".json":
             _refuse_choices(given)
             return forms.from_json(text)
-        plan, schedule = _placed(forms.parse_csv(text), given)
+        schedule = forms.parse_csv(text)
+        plan = _placed(schedule, given)
         plan = replace(plan, batch=batch(plan) if batch else None)
-        return strategies.lower_schedule(f"schedule in {path.name}", schedule, plan, model_of(plan, True))
+        model = model_of(plan, strategies.num_stages(schedule))
+        return strategies.lower_schedule(f"schedule in {path.name}", schedule, plan, model)
     except ProgramError:
         raise
     except ValueError as error:
@@ -106,28 +122,22 @@ def _from_file(path: Path, given: Namespace, model_of: ModelOf, batch: BatchOf |
 
 def _refuse_choices(given: Namespace) -> None:
     """A program that is complete leaves nothing to choose."""
-    usual = {"pp": None, "dp": 1, "tp": 1, "microbatches": None, "split": None, "recompute": "none", "overlap": False}
-    usual["model"] = "nominal"
+    usual = {"dp": 1, "tp": 1, "recompute": "none", "overlap": False, "model": "nominal"}
+    usual |= dict.fromkeys(("pp", "microbatches", "virtual", "limit", "split"))
     for name, value in usual.items():
         if getattr(given, name) not in (value, None):
             raise ValueError(f"--{name} {getattr(given, name)} for a program that is complete; leave it out")
 
 
-def _placed(rows: list[list[Op]], given: Namespace) -> tuple[Plan, list[list[Op]]]:
-    """The rows of a table on the mesh of --dp and --tp: replicas have the same row, and one of each is the schedule."""
-    replicas = given.dp * given.tp
-    if given.dp < 1 or given.tp < 1 or len(rows) % replicas:
-        raise ValueError(f"{len(rows)} rows for --dp {given.dp} and --tp {given.tp}; give a row for each of the ranks")
+def _placed(rows: list[list[Op]], given: Namespace) -> Plan:
+    """The plan of a table: a row for each rank of a pipeline, and --dp and --tp for how often there is one."""
     microbatches = 1 + max(op.microbatch for ops in rows for op in ops)
-    degrees = {"pp": len(rows) // replicas, "dp": given.dp, "tp": given.tp}
+    degrees = {"pp": len(rows), "dp": given.dp, "tp": given.tp}
     plan = Plan(**degrees, microbatches=max(1, microbatches), **_inside_layers(given))
     for name in ("pp", "microbatches"):
         if getattr(given, name) not in (None, getattr(plan, name)):
             raise ValueError(f"--{name} {getattr(given, name)} for a table of {getattr(plan, name)}; leave it out")
-    schedule: list[list[Op]] = [[] for _ in range(plan.pp)]
-    for rank, ops in enumerate(rows):
-        stage = plan.mesh.coordinates[rank][Axis.PP]
-        if schedule[stage] and schedule[stage] != ops:
-            raise ValueError(f"row {rank + 1} differs from that of another replica of its stage; make them the same")
-        schedule[stage] = ops
-    return plan, schedule
+    for name in ("virtual", "limit"):
+        if getattr(given, name) is not None:
+            raise ValueError(f"--{name} {getattr(given, name)} for a table, which says all that; leave it out")
+    return plan

@@ -17,6 +17,7 @@ from pdlab.files import make_folder
 from pdlab.importing import search_also
 from pdlab.launch import Ranks, Watch
 from pdlab.models import Model
+from pdlab.planning import program_of_arguments, times_of
 from pdlab.program import Program
 from pdlab.strategies import Plan, Strategy, build
 from pdlab.trace import Mode
@@ -27,10 +28,11 @@ SAMPLES = 2
 """Samples of each microbatch and rank, where the user does not say."""
 
 
-def lab_model(given: Namespace, plan: Plan, itemsize: int) -> Model:
-    """The model that `--model` and `--depth` name."""
+def lab_model(given: Namespace, plan: Plan, itemsize: int, stages: int) -> Model:
+    """The model that `--model` and `--depth` name; without a depth, deep enough for the stages."""
+    depth = given.depth if given.depth is not None else max(given.usual_depth, lab.depth_for(stages))
     if given.model is None:
-        return lab.lab_model(plan, itemsize, given.depth, given.dropout)
+        return lab.lab_model(plan, itemsize, depth, given.dropout)
     if ":" in given.model:
         if plan.tp > 1:
             raise ValueError(f"--tp {plan.tp} with --model {given.model}: modules of your own cannot be split")
@@ -42,7 +44,19 @@ def lab_model(given: Namespace, plan: Plan, itemsize: int) -> Model:
         return own.model(given.model, itemsize=itemsize)
     if given.model not in lab.LAB_MODELS:
         raise ValueError(f"--model {given.model}; give transformer, mlp, or a file of yours as my_file:name")
-    return lab.LAB_MODELS[given.model](plan, itemsize, given.depth, given.dropout)
+    return lab.LAB_MODELS[given.model](plan, itemsize, depth, given.dropout)
+
+
+def program_to_run(given: Namespace, itemsize: int) -> Program:
+    """The program that `pdlab run` names, a strategy's or a table's, on a model of the lab."""
+
+    def model_of(plan: Plan, stages: int | None) -> Model:
+        return lab_model(given, plan, itemsize, stages or 1)
+
+    def batch(plan: Plan) -> int:
+        return default_batch(given.batch, plan.mesh.size, plan.microbatches)
+
+    return program_of_arguments(given, model_of, batch, times_of(TEACHING_COSTS))
 
 
 def default_batch(given: int | None, ranks: int, microbatches: int) -> int:
@@ -91,7 +105,9 @@ def train_one(program_of: Callable[[int], Program], given: Namespace) -> None:
 def compare_all(chosen: Sequence[Strategy], given: Namespace) -> None:
     """Several strategies on `--ranks` ranks each; the table on the screen, report and summary in the folder."""
     _check_steps(given.steps)
-    made = {strategy.name: _program_of(strategy, given) for strategy in chosen if _suits(strategy, given)}
+    suited = [strategy for strategy in chosen if _suits(strategy, given)]
+    stages = max((_plan(strategy, given).num_stages for strategy in suited), default=1)
+    made = {strategy.name: _program_of(strategy, given, stages) for strategy in suited}
     for program_of in made.values():
         validate(program_of(4))
     make_folder(given.out)
@@ -139,14 +155,19 @@ def figure(comparison: Comparison) -> plots.Figure:
     return plots.compare(comparison.predicted, comparison.measured)
 
 
-def _program_of(strategy: Strategy, given: Namespace) -> ProgramOf:
+def _plan(strategy: Strategy, given: Namespace) -> Plan:
     """The same number of samples for every strategy, and `--microbatches` microbatches on every data shard."""
     if given.ranks < 1:
         raise ValueError(f"--ranks {given.ranks}; give at least 1")
     batch = default_batch(given.batch, given.ranks, given.microbatches)
-    plan = Plan(microbatches=given.microbatches, batch=batch, recompute=given.recompute, overlap=given.overlap)
-    placed = strategy.on(given.ranks, plan)
-    return lambda itemsize: build(strategy, placed, lab_model(given, placed, itemsize))
+    details = {"recompute": given.recompute, "overlap": given.overlap, "times": times_of(TEACHING_COSTS)}
+    return strategy.on(given.ranks, Plan(microbatches=given.microbatches, batch=batch, **details))
+
+
+def _program_of(strategy: Strategy, given: Namespace, stages: int) -> ProgramOf:
+    """On the model that all strategies of the comparison share, deep enough for the most stages."""
+    placed = _plan(strategy, given)
+    return lambda itemsize: build(strategy, placed, lab_model(given, placed, itemsize, stages))
 
 
 def _check_steps(steps: int) -> None:

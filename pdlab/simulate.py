@@ -76,7 +76,7 @@ def _remembered(seconds: Callable[[Op, int], float]) -> Callable[[Op, int], floa
     def ask(op: Op, rank: int) -> float:
         if op.kind not in PASS_KINDS and op.kind not in (Kind.SEND, Kind.RECV):
             return seconds(op, rank)
-        key = (op.kind, op.stage, op.segment, rank, op.microbatch if op.kind in PASS_KINDS else op.inputs)
+        key = (op.kind, op.stage, op.segment, rank, op.microbatch if op.kind in PASS_KINDS else op.inputs, op.pair >= 0)
         if key not in known:
             known[key] = seconds(op, rank)
         return known[key]

@@ -146,6 +146,9 @@ def _feed(program: Program, rank: int, value: Value, t: Type, batch: Batch, dtyp
         case Feed.KEYS:
             assert batch.keys is not None
             return torch.from_numpy(batch.keys[mine].astype(np.int64))
+        case Feed.LENGTHS:
+            assert batch.lengths is not None
+            return torch.from_numpy(batch.lengths[mine].astype(np.int64))
         case None:
             raise ValueError(f"model {program.model.name} does not say what its input {t.of!r} is; run another model")
         case _:

@@ -30,6 +30,8 @@ def build(
     **choices: Any,
 ) -> Program:
     """A strategy on `ranks` ranks of its own axis, ready to run; `choices` are further entries of its plan."""
+    if name == "dualpipe":
+        ranks, microbatches = ranks + ranks % 2, max(microbatches + microbatches % 2, 2 * (ranks + ranks % 2))
     plan = Plan(microbatches=microbatches, **choices)
     if name == "moe":
         plan = replace(plan, ep=ranks)
@@ -38,16 +40,17 @@ def build(
         plan = strategies.get(name).on(ranks, plan)
     if plan.batch is None:
         plan = replace(plan, batch=plan.dp * plan.ep * microbatches + 1)
-    model = model or small_model(plan.tp, plan.split)
+    model = model or small_model(plan.tp, plan.split, plan.num_stages)
     strategy = strategies.get("ddp" if name == "moe" else name)
     return assign_streams(strategies.build(strategy, plan, model), channels)
 
 
-def small_model(tp: int = 1, split: Split = Split.TENSOR) -> Model:
-    """Split over a tensor group a transformer, or what is split singly an MLP; else an MLP of four layers."""
+def small_model(tp: int = 1, split: Split = Split.TENSOR, stages: int = 1) -> Model:
+    """Split over a tensor group a transformer, or what is split singly an MLP; else an MLP of four layers or as many as
+    there are stages."""
     if tp > 1 and split in (Split.TENSOR, Split.SEQUENCE):
         return models.transformer(width=8, depth=1, heads=4, itemsize=8, tp=tp, split=split.value)
-    return models.mlp(depth=4, width=8, itemsize=8, tp=tp, split=split.value)
+    return models.mlp(depth=max(4, stages), width=8, itemsize=8, tp=tp, split=split.value)
 
 
 def finished(program: Program) -> Program:

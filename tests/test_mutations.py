@@ -18,7 +18,8 @@ from pdlab.ops import Op
 from pdlab.passes import insert_messages, lower
 from pdlab.program import Program
 from pdlab.state import FLOAT, assemble, initial_parameters
-from pdlab.strategies.pipeline import gpipe, one_f_one_b, zb_h1
+from pdlab.strategies.pipeline import gpipe, one_f_one_b
+from pdlab.strategies.zero_bubble import zb_h1
 from pdlab.validate import ProgramError, describe, validate
 
 

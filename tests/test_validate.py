@@ -23,7 +23,7 @@ from pdlab.ops import STEP, B, F, Kind, Op
 from pdlab.passes import all_reduce_gradients, assign_streams, lower
 from pdlab.passes.streams import Channels
 from pdlab.program import Program, RankProgram, Role, Sized, Type
-from pdlab.strategies.pipeline import zb_h1
+from pdlab.strategies.zero_bubble import zb_h1
 from pdlab.validate import describe, validate
 
 EVERYTHING = everything()

@@ -123,10 +123,15 @@ def _post_all_to_all(inputs: list[Tensor], group: dist.ProcessGroup) -> Posted:
 
 
 def _buffer(op: Op, store: Store) -> Tensor:
-    """Room for a received activation or gradient: rows of its microbatch times the shape in the model."""
+    """Room for what is received: a weight gradient is flat, others are rows of their microbatch times the shape in the
+    model."""
     value = op.writes[0]
     program = store.program
     t = program.ranks[store.rank].types[value]
+    if t.role is Role.GRADIENT:
+        assert isinstance(t.size, int)
+        itemsize = program.model.groups[t.of].itemsize
+        return torch.empty(t.size // itemsize, dtype=FLOAT[itemsize])
     assert t.role in (Role.ACTIVATION, Role.ACTIVATION_GRADIENT)
     spec = program.model.tensors[t.of]
     rows = program.rows[program.mesh.data_shard(store.rank)][microbatch_of(value)]

@@ -136,8 +136,9 @@ def _op(entry: object, where: str, streams: Sequence[Stream]) -> Op:
     if not 1 <= len(given) <= len(OP_FIELDS):
         _fail(where, given, f"1 to {len(OP_FIELDS)} entries: {', '.join(OP_FIELDS)}")
     full = (*given, *OP_DEFAULTS[len(given) :])
-    kind, stage, segment, microbatch, inputs, writes, consumes, stream, axis, peer, guard, version = full
-    for name, number in (("stage", stage), ("segment", segment), ("microbatch", microbatch), ("peer", peer)):
+    kind, stage, segment, microbatch, inputs, writes, consumes, stream, axis, peer, guard, version, pair = full
+    numbers = {"stage": stage, "segment": segment, "microbatch": microbatch, "peer": peer, "pair": pair}
+    for name, number in numbers.items():
         if type(number) is not int or number < -1:
             _fail(f"{where}, its {name}", number, "a whole number of at least -1")
     return Op(
@@ -153,6 +154,7 @@ def _op(entry: object, where: str, streams: Sequence[Stream]) -> Op:
         guard=None if guard is None else _as(str, guard, f"{where}, its guard"),
         stream=COMPUTE if stream == -1 else _at(streams, stream, f"{where}, its stream"),
         version=_as(int, version, f"{where}, its version"),
+        pair=pair,
     )
 
 

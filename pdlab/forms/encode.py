@@ -17,9 +17,9 @@ VERSION = 1
 
 OP_FIELDS = (
     *("kind", "stage", "segment", "microbatch", "inputs", "writes", "consumes"),
-    *("stream", "axis", "peer", "guard", "version"),
+    *("stream", "axis", "peer", "guard", "version", "pair"),
 )
-OP_DEFAULTS: tuple[Any, ...] = (None, -1, -1, -1, [], [], [], -1, None, -1, None, -1)
+OP_DEFAULTS: tuple[Any, ...] = (None, -1, -1, -1, [], [], [], -1, None, -1, None, -1, -1)
 """A stream of -1 is the compute stream."""
 
 
@@ -58,7 +58,8 @@ def _op(op: Op, streams: dict[Stream, int]) -> list[Any]:
     kind, axis = op.kind.value, op.axis.value if op.axis else None
     operands = [list(op.inputs), list(op.writes), sorted(op.consumes)]
     stream = streams.get(op.stream, -1)
-    entries = [kind, op.stage, op.segment, op.microbatch, *operands, stream, axis, op.peer, op.guard, op.version]
+    where = op.stage, op.segment, op.microbatch
+    entries = [kind, *where, *operands, stream, axis, op.peer, op.guard, op.version, op.pair]
     while entries[-1] == OP_DEFAULTS[len(entries) - 1]:
         entries.pop()
     return entries

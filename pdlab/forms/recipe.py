@@ -27,11 +27,12 @@ def rebuild(maker: str, arguments: Mapping[str, object], makers: Mapping[str, Ca
         raise FormError("the model is made of somebody's own modules, whose code would run; build the program here")
     if maker not in makers:
         raise FormError(f"model {short(maker)} is not known; models are {', '.join(makers)}")
-    allowed = {name: parameter.annotation for name, parameter in signature(makers[maker]).parameters.items()}
+    allowed = signature(makers[maker]).parameters
     for name, value in arguments.items():
         if name not in allowed:
             raise FormError(f"model {maker} has no argument {short(name)}; it takes {', '.join(allowed)}")
-        _check_argument(f"model {maker}, {name}", value, allowed[name])
+        least = 0 if allowed[name].annotation is float or allowed[name].default == 0 else 1
+        _check_argument(f"model {maker}, {name}", value, allowed[name].annotation, least)
         if name in LAYER_COUNTS and isinstance(value, int) and value > MOST_LAYERS:
             raise FormError(f"model {maker}, {name} is {value}; at most {MOST_LAYERS} layers can be built")
     try:
@@ -40,10 +41,10 @@ def rebuild(maker: str, arguments: Mapping[str, object], makers: Mapping[str, Ca
         raise FormError(f"model {maker} cannot be made: {error}") from None
 
 
-def _check_argument(where: str, value: object, kind: type) -> None:
+def _check_argument(where: str, value: object, kind: type, least: int) -> None:
     if kind is str and type(value) is str:
         return
     fits = type(value) is int or (kind is float and type(value) is float)
-    if not fits or not isinstance(value, int | float) or not (0 if kind is float else 1) <= value < float("inf"):
-        least = "a number of at least 0" if kind is float else "a whole number of at least 1"
-        raise FormError(f"{where} is {short(value)}; give {least}")
+    if not fits or not isinstance(value, int | float) or not least <= value < float("inf"):
+        what = "number" if kind is float else "whole number"
+        raise FormError(f"{where} is {short(value)}; give a {what} of at least {least}")

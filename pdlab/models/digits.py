@@ -8,6 +8,8 @@ TOKENS = Tensor("x", (PIXELS,), 8, grad=None, feed=Feed.TOKENS)
 TARGET = Tensor("target", (), 8, grad=None, feed=Feed.LABELS)
 KEYS = Tensor("keys", (), 8, grad=None, feed=Feed.KEYS)
 """What dropout is drawn from."""
+LENGTHS = Tensor("lengths", (), 8, grad=None, feed=Feed.LENGTHS)
+"""How many tokens of each sample are its own."""
 
 
 def loss_tensor(itemsize: int) -> Tensor:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pdlab.mesh import Layout
-from pdlab.models.digits import KEYS
+from pdlab.models.digits import KEYS, LENGTHS
 from pdlab.models.exchanges import WHOLE, along
 from pdlab.models.spec import Kept, Tensor
 from pdlab.models.split import Split, check_degree, check_divides
@@ -17,7 +17,10 @@ STATISTICS = 2
 
 @dataclass(frozen=True)
 class Dimensions:
-    """`tokens` s, `width` h, `heads` a, `itemsize` e bytes, `tp` t ranks in the tensor group."""
+    """`tokens` s, `width` h, `heads` a, `itemsize` e bytes, `tp` t ranks in the tensor group.
+
+    `tied` is 1 if the classifier's matrix is that of the tokens, `masked` if samples have lengths of their own.
+    """
 
     tokens: int
     width: int
@@ -27,9 +30,11 @@ class Dimensions:
     split: Split
     dropout: float
     smoothing: float
+    tied: int = 0
+    masked: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "width", "heads", "itemsize", "tp"):
+        for name in ("tokens", "width", "heads", "itemsize", "tp", "tied", "masked"):
             if type(getattr(self, name)) is not int:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; give a whole number")
         if self.itemsize not in (2, 4, 8):
@@ -48,6 +53,14 @@ class Dimensions:
             raise ValueError(f"a transformer has no split {self.split.value!r}; use tensor or sequence, or an mlp")
         if self.sharded:
             check_divides("tokens", self.tokens, self.tp)
+        self._check_variants()
+
+    def _check_variants(self) -> None:
+        for name, what in (("tied", "a matrix that two layers share"), ("masked", "samples of different lengths")):
+            if getattr(self, name) not in (0, 1):
+                raise ValueError(f"{name} is {getattr(self, name)}; give 0 or 1")
+            if getattr(self, name) and self.tp > 1:
+                raise ValueError(f"{name} with tp {self.tp}: {what} cannot be split over a tensor group; take tp 1")
 
     @property
     def sharded(self) -> bool:
@@ -79,6 +92,10 @@ class Dimensions:
     def drop(self) -> tuple[Tensor, ...]:
         """The input that dropout needs."""
         return (KEYS,) if self.dropout else ()
+
+    def lengths(self) -> tuple[Tensor, ...]:
+        """The input that says which tokens are a sample's own."""
+        return (LENGTHS,) if self.masked else ()
 
     @property
     def rates(self) -> tuple[tuple[str, float], ...]:

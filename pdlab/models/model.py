@@ -51,7 +51,12 @@ class Model:
 
     @cached_property
     def segment_of_group(self) -> dict[str, Segment]:
-        return {group.name: segment for segment in self.segments.values() for group in segment.groups}
+        """The segment that gives the parameters of a group their names: the first of those that use it."""
+        found: dict[str, Segment] = {}
+        for segment in self.segments.values():
+            for group in segment.groups:
+                found.setdefault(group.name, segment)
+        return found
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:

@@ -25,18 +25,27 @@ ENDS: dict[Split, tuple[tuple[Layout, Layout], tuple[Layout, Layout], Layout]] =
 
 
 def nominal(
-    num_layers: int, M_B: float = 1.0, M_W: float = 1.0, unit: int = MEGABYTE, tp: int = 1, split: str = "tensor"
+    num_layers: int,
+    M_B: float = 1.0,
+    M_W: float = 1.0,
+    unit: int = MEGABYTE,
+    tp: int = 1,
+    split: str = "tensor",
+    weight: float = 1.0,
 ) -> Model:
-    """`num_layers` equal layers; weights and activations have `unit` bytes, what is kept `M_B` and `M_W` units."""
-    if not (0 <= M_W < float("inf") and 0 <= M_B < float("inf")):
-        raise ValueError(f"MB={M_B}, MW={M_W}; activation units are finite numbers of at least 0")
+    """`num_layers` equal layers; activations have `unit` bytes, what is kept `M_B` and `M_W` units, weights `weight`
+    units."""
+    for name, value in (("MB", M_B), ("MW", M_W), ("weight", weight)):
+        if not 0 <= value < float("inf"):
+            raise ValueError(f"{name}={value}; what a layer holds is a finite number of at least 0 units")
     if num_layers < 1:
         raise ValueError(f"{num_layers} layers; give at least 1")
     check_degree(tp)
     recipe: dict[str, float | str] = {"num_layers": num_layers, "M_B": M_B, "M_W": M_W, "unit": unit, "tp": tp}
-    recipe |= {} if split == "tensor" else {"split": split}
+    recipe |= ({} if split == "tensor" else {"split": split}) | ({} if weight == 1 else {"weight": weight})
     kept = Kept(per_row=round(M_B * unit)), Kept(per_row=round(M_W * unit))
-    layers = tuple(_layer(i, num_layers, kept, unit, tp, named(Split, split)) for i in range(num_layers))
+    size = max(1, round(weight * unit))
+    layers = tuple(_layer(i, num_layers, kept, (unit, size), tp, named(Split, split)) for i in range(num_layers))
     shared = named(Split, split) if tp > 1 else None
     return Model(("nominal", tuple(recipe.items())), layers, (_tokens(),), itemsize=1, tp=tp, split=shared)
 
@@ -46,7 +55,11 @@ def _tokens() -> Tensor:
     return Tensor("h0", (1,), 1, grad=None)
 
 
-def _layer(i: int, num_layers: int, kept: tuple[Kept, Kept], unit: int, tp: int, split: Split) -> tuple[Item, ...]:
+def _layer(
+    i: int, num_layers: int, kept: tuple[Kept, Kept], sizes: tuple[int, int], tp: int, split: Split
+) -> tuple[Item, ...]:
+    """`sizes` are the bytes of an activation and of the weights."""
+    unit, weights = sizes
     last = i == num_layers - 1
     taken, made, between = ENDS[split] if tp > 1 else ((WHOLE, WHOLE), (WHOLE, WHOLE), WHOLE)
 
@@ -60,7 +73,7 @@ def _layer(i: int, num_layers: int, kept: tuple[Kept, Kept], unit: int, tp: int,
     entered = hidden(f"h{i}.in", *taken) if i and tp > 1 else x
     part = hidden(f"h{i + 1}.part", *made) if not last and tp > 1 else y
     sharded, degree = (along(0), tp) if tp > 1 else (WHOLE, 1)
-    group = Group(f"layer{i}.w", (Param("w", (unit,), 0 if tp > 1 else None),), 1, sharded, sharded, degree)
+    group = Group(f"layer{i}.w", (Param("w", (weights,), 0 if tp > 1 else None),), 1, sharded, sharded, degree)
     segment = Segment(
         f"layer{i}", Block.NOMINAL, (entered,), (part,), (group,), saved=kept[0], pending=kept[1], flops=Flops(2, 2, 2)
     )

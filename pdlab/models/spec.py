@@ -22,10 +22,14 @@ class Block(Enum):
     LINEAR = "linear"
     RELU_LINEAR = "relu_linear"
     CLASSIFIER = "classifier"
+    SKIP_LINEAR = "skip_linear"
+    SKIP_CLASSIFIER = "skip_classifier"
     EMBEDDING = "embedding"
     ATTENTION = "attention"
+    MASKED_ATTENTION = "masked_attention"
     FEED_FORWARD = "feed_forward"
     TOKEN_CLASSIFIER = "token_classifier"
+    TIED_CLASSIFIER = "tied_classifier"
     CONVOLUTION = "convolution"
     IMAGE_CLASSIFIER = "image_classifier"
     ROUTER = "router"
@@ -52,6 +56,7 @@ class Feed(Enum):
     TOKENS = "pixels as whole numbers from 0 to 16"
     KEYS = "a random number for each sample, from which dropout is drawn"
     LABELS = "labels"
+    LENGTHS = "how many of its tokens each sample has; those after them are padding"
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,8 @@ class Param:
 class Group:
     """The weights of a segment that share a layout: they live in one flat value and travel together.
 
-    `num_elements` counts what one rank holds, before any data-parallel sharding.
+    The same group in two segments is one set of weights that both use. `num_elements` counts what one rank holds,
+    before any data-parallel sharding.
     """
 
     name: str

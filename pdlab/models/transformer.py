@@ -4,6 +4,11 @@ Whole, each block is one segment. What it holds for the backward is e s b h (16 
 for a layer with dropout, and e s b h (16 + a s / h) without (Korthikanti et al. 2022, arXiv:2205.05198, section 4,
 for any element size e; the paper's s b h (34 + 5 a s / h) is e = 2), plus the statistics of the norms, which the
 paper neglects. `pdlab.models.megatron` has the split form.
+
+Tied, the matrix whose rows are the tokens' vectors is that of the classifier too (Press and Wolf 2017,
+arXiv:1608.05859), so the first stage and the last hold copies of one group of weights. Masked, each sample has a length
+of its own, and what follows is padding that the attention and the mean over the tokens pass over; it takes its FLOP and
+its bytes all the same.
 """
 
 from pdlab.models import megatron, vocabulary
@@ -26,25 +31,42 @@ def transformer(
     dropout: float = 0.0,
     smoothing: float = 0.0,
     tokens: int = PIXELS,
+    tied: int = 0,
+    masked: int = 0,
 ) -> Model:
     """`depth` blocks of attention and feed-forward between an embedding and a classifier: 2 depth + 2 layers.
 
     `split` says what is split over `tp` ranks: `tensor`, or `sequence`, where the tokens between the blocks are split
-    too. `smoothing` is that of the labels. With other than 64 tokens it can be predicted, not run. ValueError with the
-    numbers for heads, widths and tokens that do not divide.
+    too. `smoothing` is that of the labels. With other than 64 tokens it can be predicted, not run. With `tied` 1 the
+    classes are the 17 intensities and their matrix is the embedding's; with `masked` 1 samples have lengths. ValueError
+    with the numbers for heads, widths and tokens that do not divide, and for either of the two over a tensor group.
     """
     if depth < 1:
         raise ValueError(f"depth {depth}; give at least 1")
-    sizes = Dimensions(tokens, width, heads, itemsize, tp, named(Split, split), dropout, smoothing)
+    sizes = Dimensions(tokens, width, heads, itemsize, tp, named(Split, split), dropout, smoothing, tied, masked)
     layers = _split(sizes, depth) if tp > 1 else _whole(sizes, depth)
-    said = {"width": width, "depth": depth, "heads": heads, "itemsize": itemsize, "tp": tp}
-    more: dict[str, float | str] = {"split": split, "dropout": dropout, "smoothing": smoothing, "tokens": tokens}
-    usual = {"split": "tensor", "dropout": 0.0, "smoothing": 0.0, "tokens": PIXELS}
-    recipe: dict[str, float | str] = {**said, **{name: value for name, value in more.items() if value != usual[name]}}
     blocks = tuple((2 * i + 1, 2 * i + 2) for i in range(depth))
-    feeds = (_tokens(sizes), TARGET, *sizes.drop())
+    feeds = (_tokens(sizes), TARGET, *sizes.lengths(), *sizes.drop())
     shared = sizes.split if tp > 1 else None
-    return Model(("transformer", tuple(recipe.items())), layers, feeds, itemsize, repeated=blocks, tp=tp, split=shared)
+    recipe = ("transformer", _recipe(sizes, depth, split))
+    return Model(recipe, layers, feeds, itemsize, repeated=blocks, tp=tp, split=shared)
+
+
+USUAL: dict[str, float | str] = {
+    "split": "tensor",
+    "dropout": 0.0,
+    "smoothing": 0.0,
+    "tokens": PIXELS,
+    "tied": 0,
+    "masked": 0,
+}
+"""What a recipe leaves out."""
+
+
+def _recipe(sizes: Dimensions, depth: int, split: str) -> tuple[tuple[str, float | str], ...]:
+    said = {"width": sizes.width, "depth": depth, "heads": sizes.heads, "itemsize": sizes.itemsize, "tp": sizes.tp}
+    more = {"split": split, **{name: getattr(sizes, name) for name in USUAL if name != "split"}}
+    return tuple((said | {name: value for name, value in more.items() if value != USUAL[name]}).items())
 
 
 def _split(sizes: Dimensions, depth: int) -> tuple[tuple[Item, ...], ...]:
@@ -72,17 +94,23 @@ def _tokens(sizes: Dimensions) -> Tensor:
 
 
 def _embedding(sizes: Dimensions, y: Tensor) -> Segment:
-    s, h = y.shape
-    params = (Param("token", (INTENSITIES, h)), Param("position", (s, h)))
+    (s, h), e = y.shape, sizes.itemsize
+    token, position = Param("token", (INTENSITIES, h)), Param("position", (s, h))
+    apart = (_shared(sizes), Group("embed.w", (position,), e))
     return Segment(
         name="embed",
         block=Block.EMBEDDING,
         inputs=(_tokens(sizes),),
         outputs=(y,),
-        groups=(Group("embed.w", params, sizes.itemsize),),
+        groups=apart if sizes.tied else (Group("embed.w", (token, position), e),),
         keeps=("x",),
-        pending=Kept(fixed=(INTENSITIES + s) * h * sizes.itemsize),
+        pending=Kept(fixed=(INTENSITIES + s) * h * e),
     )
+
+
+def _shared(sizes: Dimensions) -> Group:
+    """The tokens' vectors, which the embedding reads and the classifier multiplies by."""
+    return Group("embed.token", (Param("token", (INTENSITIES, sizes.width)),), sizes.itemsize)
 
 
 def _norm_params(width: int, bias: str) -> tuple[Param, ...]:
@@ -96,8 +124,8 @@ def _attention(sizes: Dimensions, name: str, x: Tensor, y: Tensor) -> Segment:
     linear, core = 8 * s * h * h, 4 * s * s * h
     return Segment(
         name=name,
-        block=Block.ATTENTION,
-        inputs=(x, *sizes.drop()),
+        block=Block.MASKED_ATTENTION if sizes.masked else Block.ATTENTION,
+        inputs=(x, *sizes.lengths(), *sizes.drop()),
         outputs=(y,),
         groups=(Group(f"{name}.w", params, e),),
         keeps=(x.name,),
@@ -129,17 +157,23 @@ def _feed_forward(sizes: Dimensions, name: str, x: Tensor, y: Tensor) -> Segment
 
 def _classifier(sizes: Dimensions, x: Tensor) -> Segment:
     s, h, e = sizes.tokens, sizes.width, sizes.itemsize
-    norm = (Param("norm.weight", (h,)), Param("norm.bias", (h,)))
-    flops = 2 * h * CLASSES
+    classes = INTENSITIES if sizes.tied else CLASSES
+    norm, weight = (Param("norm.weight", (h,)), Param("norm.bias", (h,))), Param("weight", (classes, h))
+    params = (*norm, *(() if sizes.tied else (weight,)), Param("bias", (classes,)))
+    flops = 2 * h * classes
+    untied = Kept(e * (h + classes), fixed=e * 2 * h), Flops(flops, flops, flops)
+    at_once = Kept(fixed=e * (2 * h + classes * h + classes)), Flops(flops, 2 * flops)
+    pending, work = at_once if sizes.tied else untied
+    padding = s if sizes.masked else 0
     return Segment(
         name="head",
-        block=Block.TOKEN_CLASSIFIER,
-        inputs=(x, TARGET),
+        block=Block.TIED_CLASSIFIER if sizes.tied else Block.TOKEN_CLASSIFIER,
+        inputs=(x, TARGET, *sizes.lengths()),
         outputs=(loss_tensor(e),),
-        groups=(Group("head.w", (*norm, Param("weight", (CLASSES, h)), Param("bias", (CLASSES,))), e),),
-        keeps=(x.name, "target"),
-        saved=Kept(e * (STATISTICS * s + h + CLASSES) + bool(sizes.smoothing), fixed=e),
-        pending=Kept(e * (h + CLASSES), fixed=e * 2 * h),
-        flops=Flops(flops, flops, flops),
+        groups=(Group("head.w", params, e), *((_shared(sizes),) if sizes.tied else ())),
+        keeps=(x.name, *(t.name for t in (TARGET, *sizes.lengths()))),
+        saved=Kept(e * (STATISTICS * s + h + classes) + bool(sizes.smoothing) + padding, fixed=e),
+        pending=pending,
+        flops=work,
         options=(("smoothing", sizes.smoothing),) if sizes.smoothing else (),
     )

@@ -2,6 +2,7 @@
 row."""
 
 from pdlab.passes.consume import consume_last_uses
+from pdlab.passes.copies import sum_copies
 from pdlab.passes.cut import cut
 from pdlab.passes.excerpt import excerpt
 from pdlab.passes.gather_again import gather_again
@@ -10,6 +11,7 @@ from pdlab.passes.guard import guard_steps
 from pdlab.passes.lower import lower
 from pdlab.passes.messages import insert_messages
 from pdlab.passes.overlap import overlap_weight_gradients
+from pdlab.passes.pairs import join_pairs
 from pdlab.passes.recompute import Recompute, recompute
 from pdlab.passes.shard import shard_weights
 from pdlab.passes.streams import assign_streams
@@ -24,8 +26,10 @@ __all__ = [
     "gather_again",
     "guard_steps",
     "insert_messages",
+    "join_pairs",
     "lower",
     "overlap_weight_gradients",
     "recompute",
     "shard_weights",
+    "sum_copies",
 ]

@@ -45,12 +45,32 @@ def lower(
             )
     ranks = []
     for rank in range(mesh.size):
-        lowering = _Rank(stages, Names(model, mesh, rows[mesh.data_shard(rank)], optimizer_bytes))
-        for op in schedule[mesh.coordinates[rank][Axis.PP]]:
+        ops = schedule[mesh.coordinates[rank][Axis.PP]]
+        names = Names(model, mesh, rows[mesh.data_shard(rank)], optimizer_bytes)
+        lowering = _Rank(stages, names, _last_steps(ops, stages))
+        for op in ops:
             lowering.add(op)
         ranks.append(lowering.finish())
-    names = tuple(tuple(item.name for item in stage if isinstance(item, Segment)) for stage in stages)
-    return Program(name, mesh, model, tuple(ranks), rows, names)
+    segments = tuple(tuple(item.name for item in stage if isinstance(item, Segment)) for stage in stages)
+    return Program(name, mesh, model, tuple(ranks), rows, segments)
+
+
+def _last_steps(ops: Sequence[Op], stages: tuple[tuple[Item, ...], ...]) -> dict[str, int]:
+    """For each group of weights that several stages of a rank share (tied embeddings), the stage that steps last: by
+    then all of its gradient is there."""
+    last: dict[str, int] = {}
+    shared: set[str] = set()
+    for op in (op for op in ops if op.kind is Kind.STEP):
+        for group in {g.name for item in stages[op.stage] if isinstance(item, Segment) for g in item.groups}:
+            if last.get(group, op.stage) != op.stage:
+                shared.add(group)
+                if op.microbatch >= 0:
+                    raise ProgramError(
+                        f"{op}: {group} belongs to several stages of this rank, which step after each microbatch; tied "
+                        "weights need one step at the end, so take a schedule that flushes or a model that is not tied"
+                    )
+            last[group] = op.stage
+    return {group: stage for group, stage in last.items() if group in shared}
 
 
 @dataclass
@@ -59,6 +79,7 @@ class _Rank:
 
     stages: tuple[tuple[Item, ...], ...]
     names: Names
+    last_step: dict[str, int]
     ops: list[Op] = field(default_factory=list)
     version: dict[int, int] = field(default_factory=dict)
     forward_version: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -150,8 +171,12 @@ class _Rank:
 
     def _step(self, op: Op, items: Sequence[Item]) -> None:
         version = self.version.get(op.stage, 0)
+        stepped: set[str] = set()
         for index, segment in enumerate(item for item in items if isinstance(item, Segment)):
             for group in segment.groups:
+                if group.name in stepped or self.last_step.get(group.name, op.stage) != op.stage:
+                    continue
+                stepped.add(group.name)
                 step, count = self.names.accumulated.get(group.name, (0, 0))
                 if not count:
                     raise ProgramError(f"{op}: stage {op.stage} steps with no backward since its last step; add one")

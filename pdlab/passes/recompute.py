@@ -6,6 +6,10 @@ The forward then leaves no saved tensors behind. What it costs is a second forwa
 layer then moves 12 b s h (t - 1) / t elements on the wire instead of 8 (Rajbhandari et al. 2020, arXiv:1910.02054,
 section 8: two all-reduces each in the forward, the second forward and the backward; a ring moves 2 (t - 1) / t).
 
+In a pipeline all of a stage can be one block: what is kept of a microbatch is then what came in from the stage before
+(GPipe, Huang et al. 2019, arXiv:1811.06965, section 2.1). The last microbatch may be spared, as torchgpipe does by
+default: where its backward comes straight after its forward, throwing away and making again gains nothing.
+
 Over a tensor group every rank would keep the same checkpoint. *Partitioned*, each keeps 1/t of it, and they are
 gathered before they are needed: one all-gather more for each block (ZeRO-R's P_a, section 6.1 there).
 """
@@ -21,11 +25,16 @@ from pdlab.signature import operands
 
 
 class Recompute(Enum):
-    """Whether blocks are run again, and what is kept of what enters them."""
+    """What is run again: blocks of the model or whole stages, and what is kept of what enters them."""
 
     NONE = "none"
     FULL = "full"
     PARTITIONED = "partitioned"
+    STAGE = "stage"
+    EXCEPT_LAST = "except_last"
+
+
+WHOLE_STAGES = (Recompute.STAGE, Recompute.EXCEPT_LAST)
 
 
 MADE_FORWARD = frozenset({Role.ACTIVATION, Role.FACT})
@@ -38,8 +47,13 @@ def recompute(program: Program, how: Recompute) -> Program:
     """Run the blocks of the model again before their backward."""
     if how is Recompute.NONE:
         return program
+    layers = range(len(program.model.layers))
+    blocks = {layer: i for i, block in enumerate(program.model.blocks) for layer in block}
+    if how in WHOLE_STAGES:
+        blocks = dict.fromkeys(layers, 0)
+    spared = program.num_microbatches - 1 if how is Recompute.EXCEPT_LAST else -1
     partitioned = how is Recompute.PARTITIONED and program.mesh.degree(Axis.TP) > 1
-    return program.with_ranks([_Again(program, rank, partitioned).run() for rank in program.ranks])
+    return program.with_ranks([_Again(program, rank, blocks, spared, partitioned).run() for rank in program.ranks])
 
 
 def again(value: Value) -> Value:
@@ -56,6 +70,8 @@ def is_again(value: Value) -> bool:
 class _Again:
     program: Program
     rank: RankProgram
+    block_of: dict[int, int]
+    spared: int
     partitioned: bool
     types: dict[Value, Type] = field(default_factory=dict)
     forwards: dict[Key, list[Op]] = field(default_factory=dict)
@@ -64,7 +80,6 @@ class _Again:
 
     def __post_init__(self) -> None:
         self.types = dict(self.rank.types)
-        self.block_of = {layer: i for i, block in enumerate(self.program.model.blocks) for layer in block}
 
     def run(self) -> RankProgram:
         ops: list[Op] = []
@@ -84,7 +99,7 @@ class _Again:
 
     def _key(self, op: Op) -> Key | None:
         """The block that an op runs forward, alone or for a collective of it."""
-        made = self.types[op.writes[0]] if op.writes and op.microbatch >= 0 else None
+        made = self.types[op.writes[0]] if op.writes and op.microbatch not in (-1, self.spared) else None
         if made is None or not (op.kind is Kind.FORWARD or made.role in MADE_FORWARD):
             return None
         block = self.block_of.get(self.program.model.made_in[made.of])
@@ -156,7 +171,7 @@ class _Again:
     def _repeated(self, op: Op) -> Op:
         kind = Kind.RECOMPUTE if op.kind is Kind.FORWARD else op.kind
         return self._reading_again(op)._replace(
-            kind=kind, writes=tuple(self.renamed.get(value, value) for value in op.writes)
+            kind=kind, writes=tuple(self.renamed.get(value, value) for value in op.writes), pair=-1
         )
 
     def _reading_again(self, op: Op) -> Op:

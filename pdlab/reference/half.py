@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn import functional
 
 from pdlab.models.model import Model
-from pdlab.reference.networks import Batch, skeleton
-from pdlab.reference.training import Parameters, descend, differentiate, leaves_of
+from pdlab.reference.networks import Batch
+from pdlab.reference.training import Parameters, answers, descend, differentiate, leaves_of
 
 
 def half_precision_step(
@@ -34,5 +33,5 @@ def half_precision_step(
 def _half_gradients(model: Model, halves: Parameters, batch: Batch, seed: Tensor) -> Parameters:
     x, target = batch
     leaves = leaves_of(halves)
-    logits = functional_call(skeleton(model), leaves, x.half() if x.is_floating_point() else x, strict=True)
+    logits = answers(model, leaves, x.half() if x.is_floating_point() else x)
     return differentiate(functional.cross_entropy(logits, target, reduction="sum"), leaves, seed)

@@ -23,6 +23,7 @@ from pdlab.noise import keep
 PIXELS, SIDE, CLASSES, INTENSITIES = 64, 8, 10, 17
 EMBEDDINGS = {Block.EMBEDDING, Block.VOCABULARY_EMBEDDING}
 MLP_BLOCKS = {Block.LINEAR, Block.RELU_LINEAR, Block.CLASSIFIER}
+SKIP_BLOCKS = {Block.SKIP_LINEAR, Block.SKIP_CLASSIFIER}
 SPLIT_MLP_BLOCKS = MLP_BLOCKS | {Block.ROW_LINEAR, Block.LOG_SUMS, Block.VOCABULARY_LOSS, Block.CROSS_ENTROPY}
 
 Batch = tuple[Tensor, Tensor]
@@ -38,8 +39,24 @@ class Mlp(nn.Sequential):
         super().__init__(layers | {"relu": nn.ReLU(), "head": nn.Linear(width, CLASSES)})
 
 
+class SkipMlp(Mlp):
+    """Layer number `skip` reads the sum of what the first layer and the one before it have answered."""
+
+    def __init__(self, width: int, depth: int, skip: int) -> None:
+        super().__init__(width, depth)
+        self.skip = skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        answers: list[Tensor] = []
+        for i, layer in enumerate(module for module in self if isinstance(module, nn.Linear)):
+            if i:
+                x = torch.relu(answers[-1] + answers[0] if i == self.skip else answers[-1])
+            answers.append(layer(x))
+        return answers[-1]
+
+
 class Embedding(nn.Module):
-    """A pixel becomes the vector of its intensity plus the vector of its place."""
+    """A pixel becomes the vector of its intensity plus the vector of its place; [n, k] to [n, k, width], k up to 64."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -47,19 +64,26 @@ class Embedding(nn.Module):
         self.position = nn.Parameter(torch.randn(PIXELS, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.token[x] + self.position
+        return self.token[x] + self.position[: x.shape[1]]
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Drops a share `rate` of what it is given; a sample's key and a name say what."""
+    """Drops a share `rate` of what it is given; a sample's key and a name say what.
+
+    x is [n, k, width] or [n, heads, k, k] for the first k tokens, which lose what they would lose among all.
+    """
 
     rate: float
     keys: NDArray[np.int64]
 
     def __call__(self, name: str, x: Tensor) -> Tensor:
-        left = torch.from_numpy(keep(self.keys, name, tuple(x.shape[1:]), self.rate))
-        return torch.where(left, x, 0) / (1 - self.rate)
+        own = slice(x.shape[-2])
+        if x.ndim == 3:
+            left = keep(self.keys, name, (PIXELS, x.shape[2]), self.rate)[:, own]
+        else:
+            left = keep(self.keys, name, (x.shape[1], PIXELS, PIXELS), self.rate)[:, :, own, own]
+        return torch.where(torch.from_numpy(left), x, 0) / (1 - self.rate)
 
 
 def _nothing(_: str, x: Tensor) -> Tensor:
@@ -123,6 +147,34 @@ class Transformer(nn.Sequential):
             layers[attention] = Attention(attention, width, heads, drop)
             layers[feed_forward] = FeedForward(feed_forward, width, drop)
         super().__init__(layers | {"head": TokenClassifier(width)})
+
+
+class TiedHead(nn.Module):
+    """Norm, mean over the tokens, then the likeness to the vector of each intensity."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.bias = nn.Parameter(torch.zeros(INTENSITIES))
+
+    def forward(self, x: Tensor, token: Tensor) -> Tensor:
+        return self.norm(x).mean(dim=1) @ token.T + self.bias
+
+
+class TiedTransformer(Transformer):
+    """The matrix that the embedding reads rows of is the one that the classifier multiplies by: 17 classes."""
+
+    def __init__(self, width: int, depth: int, heads: int, drop: Drop = _nothing) -> None:
+        super().__init__(width, depth, heads, drop)
+        self.head = TiedHead(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        embed, *blocks, head = self
+        h = embed(x)
+        for block in blocks:
+            h = block(h)
+        logits: Tensor = head(h, embed.token)
+        return logits
 
 
 class Convolution(nn.Conv2d):
@@ -191,11 +243,14 @@ def build(model: Model, keys: NDArray[np.int64] | None = None) -> nn.Module:
     if blocks & EMBEDDINGS:
         said = dict(model.recipe[1])
         width, depth, heads = (int(said[name]) for name in ("width", "depth", "heads"))
-        return Transformer(width, depth, heads, _dropout(float(said.get("dropout", 0)), keys))
+        made = TiedTransformer if said.get("tied") else Transformer
+        return made(width, depth, heads, _dropout(float(said.get("dropout", 0)), keys))
     if Block.CONVOLUTION in blocks:
         return Cnn(first[0], len(segments))
     if blocks <= SPLIT_MLP_BLOCKS:
         return Mlp(first[0], len(model.layers))
+    if blocks <= MLP_BLOCKS | SKIP_BLOCKS:
+        return SkipMlp(first[0], len(model.layers), int(dict(model.recipe[1])["skip"]))
     raise ValueError(f"model {model.name!r} is only numbers, not a network; use an mlp, transformer, cnn or experts")
 
 

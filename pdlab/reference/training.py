@@ -11,30 +11,50 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from pdlab.models.model import Model
+from pdlab.reference.lengths import Lengths, check_lengths, one_by_one
 from pdlab.reference.networks import Batch, skeleton, without_dropout
 
 Parameters = dict[str, Tensor]
 
 
 def gradients(
-    model: Model, parameters: Parameters, x: Tensor, target: Tensor, keys: NDArray[np.int64] | None = None
+    model: Model,
+    parameters: Parameters,
+    x: Tensor,
+    target: Tensor,
+    keys: NDArray[np.int64] | None = None,
+    lengths: Lengths | None = None,
 ) -> tuple[float, Parameters]:
-    """The mean cross-entropy of a batch and its gradient, in the dtype of the parameters. `keys` is for dropout."""
+    """The mean cross-entropy of a batch and its gradient, in the dtype of the parameters. `keys` is for dropout,
+    `lengths` for samples of different lengths."""
     leaves = leaves_of(parameters)
-    network = skeleton(model, keys)
-    _require_alike(leaves, dict(network.named_parameters()))
     smoothing = float(dict(model.recipe[1]).get("smoothing", 0))
-    loss = functional.cross_entropy(functional_call(network, leaves, x), target, label_smoothing=smoothing)
+    loss = functional.cross_entropy(answers(model, leaves, x, keys, lengths), target, label_smoothing=smoothing)
     return loss.item(), differentiate(loss, leaves)
 
 
-def logits(model: Model, parameters: Parameters, x: Tensor) -> Tensor:
+def logits(model: Model, parameters: Parameters, x: Tensor, lengths: Lengths | None = None) -> Tensor:
     """What the network answers, [n, classes]; nothing is dropped."""
-    network = skeleton(without_dropout(model))
-    _require_alike(parameters, dict(network.named_parameters()))
     with torch.no_grad():
-        answers: Tensor = functional_call(network, parameters, x)
-    return answers
+        return answers(without_dropout(model), parameters, x, lengths=lengths)
+
+
+def answers(
+    model: Model,
+    parameters: Parameters,
+    x: Tensor,
+    keys: NDArray[np.int64] | None = None,
+    lengths: Lengths | None = None,
+) -> Tensor:
+    """The logits [n, classes]; ValueError for parameters that are not the network's, and for lengths that it does not
+    want or lacks."""
+    network = skeleton(model, keys)
+    _require_alike(parameters, dict(network.named_parameters()))
+    check_lengths(model, x, lengths)
+    if lengths is not None:
+        return one_by_one(model, parameters, x, lengths, keys)
+    found: Tensor = functional_call(network, parameters, x)
+    return found
 
 
 def leaves_of(parameters: Parameters) -> Parameters:
@@ -78,6 +98,7 @@ def _ratio(value: Tensor, reference: Tensor, scale: float) -> float:
 
 
 def _require_alike(ours: Parameters, reference: Parameters) -> None:
+    """ValueError unless both have the same names and shapes."""
     missing, extra = sorted(reference.keys() - ours.keys()), sorted(ours.keys() - reference.keys())
     if missing or extra:
         raise ValueError(f"{len(missing)} parameters are missing {missing}, {len(extra)} are extra {extra}")

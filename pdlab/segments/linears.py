@@ -30,6 +30,17 @@ def classifier(frame: Frame, inputs: Sequence[Tensor], w: Weights) -> tuple[Tens
     return (cross_entropy(linear(frame.tape, relu(x), w), target, reduction="sum"),)
 
 
+def skipped(frame: Frame, inputs: Sequence[Tensor], w: Weights) -> tuple[Tensor, ...]:
+    """A rectified one of two inputs' sum."""
+    x, skip = inputs
+    return rectified(frame, (x + skip,), w)
+
+
+def skipped_classifier(frame: Frame, inputs: Sequence[Tensor], w: Weights) -> tuple[Tensor, ...]:
+    x, skip, target = inputs
+    return classifier(frame, (x + skip, target), w)
+
+
 def loss(_: Frame, inputs: Sequence[Tensor], w: Weights) -> tuple[Tensor, ...]:
     logits, target = inputs
     return (cross_entropy(logits, target, reduction="sum"),)

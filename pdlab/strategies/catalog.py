@@ -4,99 +4,56 @@ A hybrid is no strategy of its own: `1f1b` with --dp 2 --tp 2 is the same schedu
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pdlab.collector import paused
-from pdlab.mesh import Axis, Mesh
+from pdlab.mesh import Axis
 from pdlab.models.model import Model
 from pdlab.models.split import Split
-from pdlab.named import named
 from pdlab.ops import Op
 from pdlab.passes import (
-    Recompute,
     all_reduce_gradients,
     assign_streams,
     consume_last_uses,
     gather_again,
     insert_messages,
+    join_pairs,
     lower,
     overlap_weight_gradients,
     recompute,
     shard_weights,
+    sum_copies,
 )
-from pdlab.program import Program, split_rows
+from pdlab.program import Program
+from pdlab.strategies.automatic import zb_auto
 from pdlab.strategies.data_parallel import single
-from pdlab.strategies.pipeline import gpipe, one_f_one_b, zb_h1
+from pdlab.strategies.dualpipe import dualpipe, dualpipe_v
+from pdlab.strategies.interleaved import interleaved_1f1b
+from pdlab.strategies.pipeline import gpipe, naive, one_f_one_b
+from pdlab.strategies.plan import Plan
+from pdlab.strategies.zero_bubble import zb_h1, zb_h2, zb_v
 
-MOST_RANKS = 4096
-"""A program has a list of ops for each rank; more would take minutes to build."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a student chooses: degrees, microbatches, samples, and details of the passes.
-
-    `batch` counts the samples of a step over all ranks; None is one for each microbatch of each data shard. `buckets`
-    is how many pieces the gradients are summed in, `prefetch` how many gathers of ZeRO-3 run ahead, `optimizer_bytes`
-    the optimizer state per weight. `split` says what `tp` ranks split of a layer, `recompute` what is run again before
-    its backward; with `overlap` weight gradients run under the collective of their input gradient.
-    """
-
-    pp: int = 1
-    dp: int = 1
-    ep: int = 1
-    tp: int = 1
-    microbatches: int = 1
-    batch: int | None = None
-    buckets: int = 4
-    prefetch: int = 1
-    optimizer_bytes: int = 0
-    split: Split = Split.TENSOR
-    recompute: Recompute = Recompute.NONE
-    overlap: bool = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "split", named(Split, self.split))
-        object.__setattr__(self, "recompute", named(Recompute, self.recompute))
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("split", "recompute", "overlap") or (field.name == "batch" and value is None):
-                continue
-            least = 0 if field.name in ("prefetch", "optimizer_bytes") else 1
-            if type(value) is not int or value < least:
-                raise ValueError(f"{field.name} is {value!r}; give a whole number of at least {least}")
-        if type(self.overlap) is not bool:
-            raise ValueError(f"overlap is {self.overlap!r}; give True or False")
-        if self.mesh.size > MOST_RANKS:
-            raise ValueError(f"a mesh of {self.mesh} has {self.mesh.size} ranks; at most {MOST_RANKS} can be built")
-
-    @property
-    def mesh(self) -> Mesh:
-        return Mesh.of(dp=self.dp, ep=self.ep, pp=self.pp, tp=self.tp)
-
-    @property
-    def rows(self) -> tuple[tuple[int, ...], ...]:
-        shards = self.dp * self.ep
-        return split_rows(self.batch or shards * self.microbatches, shards, self.microbatches)
-
-
-Generator = Callable[[int, int, int], Iterable[Op]]
-"""From (stage, number of stages, number of microbatches) to the ops of the rank that holds the stage."""
+Schedule = list[list[Op]]
+"""For each rank of a pipeline its ops in order."""
 
 
 @dataclass(frozen=True)
 class Strategy:
     """A schedule with its name. `axis` is where it uses its ranks; None means that it runs on one. `split` is how it
-    splits layers, if that is what it is about."""
+    splits layers, if that is what it is about. A rank holds `virtual` stages, or as many as one likes (`any_virtual`)
+    with that as the default. Only a `limited` one looks at the plan's limit."""
 
     name: str
     summary: str
     axis: Axis | None
-    schedule: Generator
+    schedule: Callable[[Plan], Schedule]
     passes: tuple[Callable[[Program, Plan], Program], ...] = ()
     bucketed: bool = True
     split: Split | None = None
+    virtual: int = 1
+    any_virtual: bool = False
+    limited: bool = False
 
     def on(self, ranks: int, plan: Plan) -> Plan:
         """The plan with `ranks` ranks on the strategy's own axis."""
@@ -104,17 +61,39 @@ class Strategy:
         return self.chosen(replace(plan, **degrees))
 
     def chosen(self, plan: Plan) -> Plan:
-        """The plan with what the strategy's name says about it."""
-        return replace(plan, split=self.split) if self.split else plan
+        """The plan with what the strategy's name says about it; ValueError where the plan says otherwise."""
+        if plan.virtual not in (None, self.virtual) and not self.any_virtual:
+            raise ValueError(
+                f"--virtual {plan.virtual} with {self.name}, which has {self.virtual} stages on each rank; leave it out"
+            )
+        if plan.limit is not None and not self.limited:
+            raise ValueError(f"--limit {plan.limit:g} with {self.name}, whose order is fixed; leave it out")
+        return replace(plan, split=self.split or plan.split, virtual=plan.virtual or self.virtual)
 
 
-def _whole_model(stage: int, num_stages: int, num_microbatches: int) -> Iterable[Op]:
-    if num_stages > 1:
+def _each_rank(generator: Callable[[int, int, int], Iterable[Op]]) -> Callable[[Plan], Schedule]:
+    """The schedule of a generator from (rank, number of ranks, number of microbatches) to the ops of the rank."""
+    return lambda plan: [list(generator(rank, plan.pp, plan.microbatches)) for rank in range(plan.pp)]
+
+
+def _with_virtual(generator: Callable[[int, int, int, int], Iterable[Op]]) -> Callable[[Plan], Schedule]:
+    """The same for one that takes the stages of a rank besides."""
+    return lambda plan: [
+        list(generator(rank, plan.pp, plan.microbatches, plan.virtual or 1)) for rank in range(plan.pp)
+    ]
+
+
+def _automatic(plan: Plan) -> Schedule:
+    return zb_auto(plan.pp, plan.microbatches, plan.limit or plan.pp, plan.times)
+
+
+def _whole_model(plan: Plan) -> Schedule:
+    if plan.pp > 1:
         raise ValueError(
-            f"--pp {num_stages} with a strategy that keeps the whole model on every rank; "
+            f"--pp {plan.pp} with a strategy that keeps the whole model on every rank; "
             "take a pipeline schedule (1f1b, gpipe, zb_h1) and add --dp or --tp to it"
         )
-    return single(num_microbatches)
+    return [list(single(plan.microbatches))]
 
 
 def _shard(program: Program, plan: Plan) -> Program:
@@ -135,9 +114,23 @@ STRATEGIES = (
              split=Split.TENSOR),
     Strategy("sequence", "tensor parallel; and between the blocks each rank has its own tokens only", Axis.TP,
              _whole_model, split=Split.SEQUENCE),
-    Strategy("gpipe", "pipeline; all forwards, then all backwards", Axis.PP, gpipe),
-    Strategy("1f1b", "pipeline; one forward, one backward (PipeDream-Flush)", Axis.PP, one_f_one_b),
-    Strategy("zb_h1", "pipeline; 1F1B with the backward split, weight gradients fill the bubbles", Axis.PP, zb_h1),
+    Strategy("naive", "pipeline; one microbatch at a time, there and back", Axis.PP, _each_rank(naive)),
+    Strategy("gpipe", "pipeline; all forwards, then all backwards", Axis.PP, _each_rank(gpipe)),
+    Strategy("1f1b", "pipeline; one forward, one backward (PipeDream-Flush)", Axis.PP, _each_rank(one_f_one_b)),
+    Strategy("interleaved_1f1b", "pipeline; 1F1B over several stages on each rank (Megatron)", Axis.PP,
+             _with_virtual(interleaved_1f1b), virtual=2, any_virtual=True),
+    Strategy("zb_h1", "pipeline; 1F1B with the backward split, weight gradients fill the bubbles", Axis.PP,
+             _with_virtual(zb_h1), any_virtual=True),
+    Strategy("zb_h2", "pipeline; more forwards ahead and weight gradients later, no bubble, twice the memory", Axis.PP,
+             _each_rank(zb_h2)),
+    Strategy("zb_v", "pipeline; an early and a late stage on each rank, no bubble in the memory of 1F1B", Axis.PP,
+             _each_rank(zb_v), virtual=2),
+    Strategy("zb_auto", "pipeline; order found by a search under a memory limit (--limit)", Axis.PP, _automatic,
+             limited=True),
+    Strategy("dualpipe", "pipeline; two at once in opposite directions, every weight on two ranks", Axis.PP,
+             _each_rank(dualpipe)),
+    Strategy("dualpipe_v", "pipeline; DualPipe folded: two stages on each rank, every weight once", Axis.PP,
+             _each_rank(dualpipe_v), virtual=2),
 )  # fmt: skip
 
 
@@ -153,18 +146,22 @@ def get(name: str) -> Strategy:
     raise ValueError(f"unknown strategy {name!r}; choose one of {', '.join(names())}")
 
 
+def num_stages(schedule: Schedule) -> int:
+    """How many stages a schedule names, from 0 on."""
+    return 1 + max((op.stage for ops in schedule for op in ops), default=0)
+
+
 def build(strategy: Strategy, plan: Plan, model: Model) -> Program:
     """The whole way from a schedule to a program that interpreters walk; the model is split as the plan says."""
     plan = strategy.chosen(plan)
-    p, m = plan.pp, plan.microbatches
     with paused():
-        schedule = [list(strategy.schedule(stage, p, m)) for stage in range(p)]
+        schedule = strategy.schedule(plan)
         return lower_schedule(strategy.name, schedule, plan, model, strategy.passes, strategy.bucketed)
 
 
 def lower_schedule(
     name: str,
-    schedule: list[list[Op]],
+    schedule: Schedule,
     plan: Plan,
     model: Model,
     passes: tuple[Callable[[Program, Plan], Program], ...] = (),
@@ -172,17 +169,15 @@ def lower_schedule(
 ) -> Program:
     """Lower the ops of each pipeline rank, from a generator or from a table that somebody typed."""
     _check_split(plan, model)
-    stages = len(schedule)
-    program = lower(
-        name, schedule, model, plan.mesh, plan.rows, num_stages=stages, optimizer_bytes=plan.optimizer_bytes
-    )
+    stages, state = num_stages(schedule), plan.optimizer_bytes
+    program = lower(name, schedule, model, plan.mesh, plan.rows, num_stages=stages, optimizer_bytes=state)
     program = recompute(program, plan.recompute)
     program = gather_again(program)
     program = overlap_weight_gradients(program) if plan.overlap else program
-    program = insert_messages(program)
     for own in passes:
         program = own(program, plan)
     program = all_reduce_gradients(program, bucket_bytes=_bucket_bytes(program, plan) if bucketed else None)
+    program = join_pairs(insert_messages(sum_copies(program)))
     return assign_streams(consume_last_uses(program))
 
 

@@ -117,10 +117,13 @@ class _Sets:
                 if need.role in sources:
                     fresh |= found
         fresh = fresh or seen  # a layer before all weights has no gradient to take up
-        groups = iter(so_far)
+        groups, segment = iter(so_far), self.graph.program.stages[op.stage][op.segment]
         for value, need in zip(payload(op.writes), pattern[1], strict=True):
-            accumulates = need.role is Role.GRADIENT
-            held[value] = self._sum(row, value, (next(groups, 0), fresh)) if accumulates else fresh
+            if need.role is Role.GRADIENT:
+                found = self.samples.of_user(need.of, segment, fresh)
+                held[value] = self._sum(row, value, (next(groups, 0), found))
+            else:
+                held[value] = fresh
 
     def _foreign(self, row: int, value: Value, found: int) -> ProgramError:
         op, say = self.graph.ops[row], self.samples.say
@@ -162,6 +165,7 @@ class _Sets:
         if not -1 <= op.microbatch < self.graph.program.num_microbatches:
             raise fault(self.graph, row, f"names none of the {self.graph.program.num_microbatches} microbatches")
         wanted = samples.everything if op.microbatch < 0 else samples.microbatches[op.microbatch]
+        wanted = samples.of_all_users(types_of(self.graph, row)[gradient].of, wanted)
         if found in (wanted, UNKNOWN):
             return
         if wanted & ~found:
@@ -190,7 +194,10 @@ class _Sets:
                 continue
             for row in rows:
                 written, rank = payload(self.graph.ops[row].writes)[i], self.graph.rank_of[row]
-                visible = self.samples.visible(rank, types_of(self.graph, row)[written])
+                t = types_of(self.graph, row)[written]
+                visible = self.samples.visible(rank, t)
+                if role is Role.GRADIENT:
+                    visible = self.samples.of_all_users(t.of, visible)
                 self.held[rank][written] = joined if joined == UNKNOWN else joined & visible
 
     def _gradients(self, rows: tuple[int, ...], i: int) -> int:

@@ -23,13 +23,35 @@ class Samples:
 
     @cached_property
     def everything(self) -> int:
-        return (1 << self.program.mesh.num_data_shards * self.program.num_microbatches) - 1
+        return (1 << self.width) - 1
 
     @cached_property
     def microbatches(self) -> list[int]:
         """For each microbatch the set of it on all shards."""
         count, shards = self.program.num_microbatches, range(self.program.mesh.num_data_shards)
         return [sum(1 << shard * count + microbatch for shard in shards) for microbatch in range(count)]
+
+    @cached_property
+    def width(self) -> int:
+        """How many bits one set takes."""
+        return self.program.mesh.num_data_shards * self.program.num_microbatches
+
+    @cached_property
+    def users(self) -> dict[str, list[str]]:
+        """For each group of weights the segments that use it: each finds a gradient of its own, with its own bits."""
+        found: dict[str, list[str]] = {}
+        for name, segment in self.program.model.segments.items():
+            for group in segment.groups:
+                found.setdefault(group.name, []).append(name)
+        return found
+
+    def of_user(self, group: str, segment: str, found: int) -> int:
+        """A set as the gradient that one of the users of a group has found."""
+        return found << self.users[group].index(segment) * self.width
+
+    def of_all_users(self, group: str, found: int) -> int:
+        """A set as the gradient that all users of a group have found."""
+        return sum(found << i * self.width for i in range(len(self.users[group])))
 
     @cached_property
     def first_bit(self) -> list[int]:
@@ -62,7 +84,7 @@ class Samples:
     def say(self, found: int) -> str:
         """The first few of a set in words."""
         count = self.program.num_microbatches
-        bits = [bit for bit in range(found.bit_length()) if found >> bit & 1]
+        bits = list(dict.fromkeys(bit % self.width for bit in range(found.bit_length()) if found >> bit & 1))
         shards = self.program.mesh.num_data_shards > 1
         named = [f"microbatch {b % count}" + (f" of data shard {b // count}" if shards else "") for b in bits]
         more = [f"{len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []

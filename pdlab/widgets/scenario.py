@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
-from pdlab import metrics, models, plots, strategies
+from pdlab import metrics, plots, strategies
 from pdlab.costs import Uniform
-from pdlab.lab import lab_transformer
+from pdlab.lab import lab_nominal, lab_transformer
 from pdlab.mesh import Axis
 from pdlab.models.nominal import MEGABYTE
 from pdlab.plots.units import UNITS, percent, three_digits
 from pdlab.program import Program
 from pdlab.simulate import simulate
-from pdlab.strategies import Plan
+from pdlab.strategies import Plan, Times
 from pdlab.strategies.catalog import STRATEGIES
 from pdlab.trace import Trace
 from pdlab.widgets.explored import ROWS
@@ -24,11 +24,13 @@ UNIT_S = 0.040
 """Seconds of a real run for one unit of cost: long against the scheduling noise of an operating system."""
 
 CALL = """\
-from pdlab import models, plots, strategies
+from pdlab import lab, plots, strategies
 from pdlab.costs import Uniform
 from pdlab.simulate import simulate
-program = strategies.build(strategies.get({strategy!r}), strategies.Plan(pp={pp}, microbatches={m}), models.nominal({pp}))
-plots.timeline(simulate(program, Uniform(F={F:g}, I={I:g}, W={W:g}, comm={comm:g})))"""  # noqa: E501
+strategy = strategies.get({strategy!r})
+plan = strategy.chosen(strategies.Plan(pp={pp}, microbatches={m}))
+program = strategies.build(strategy, plan, lab.lab_nominal(plan.pp, plan.num_stages))
+plots.timeline(simulate(program, Uniform(F={F:g}, I={I:g}, W={W:g}, comm={comm:g})))"""
 
 
 def pipeline_schedules() -> tuple[str, ...]:
@@ -58,7 +60,8 @@ class Scenario:
 
     @property
     def plan(self) -> Plan:
-        return Plan(pp=self.pp, microbatches=self.microbatches)
+        times = Times(F=self.F, I=self.I, W=self.W, comm=self.comm)
+        return strategies.get(self.strategy).chosen(Plan(pp=self.pp, microbatches=self.microbatches, times=times))
 
     @property
     def num_ranks(self) -> int:
@@ -66,7 +69,8 @@ class Scenario:
 
     def program(self) -> Program:
         """The schedule on a model of equal layers, one for each stage."""
-        return strategies.build(strategies.get(self.strategy), self.plan, models.nominal(self.pp))
+        plan = self.plan
+        return strategies.build(strategies.get(self.strategy), plan, lab_nominal(plan.pp, plan.num_stages))
 
     def costs(self, unit: float = 1.0) -> Uniform:
         """The costs, with `unit` seconds for each unit."""
@@ -87,7 +91,7 @@ class Scenario:
     def lab_program(self, itemsize: int) -> Program:
         """The schedule on the lab's transformer, made deep enough for the stages."""
         plan = replace(self.plan, batch=ROWS * self.microbatches)
-        model = lab_transformer(plan, itemsize, depth_for(self.pp))
+        model = lab_transformer(plan, itemsize)
         return strategies.build(strategies.get(self.strategy), plan, model)
 
     def pace(self) -> Uniform:
@@ -95,11 +99,6 @@ class Scenario:
 
     def pace_note(self) -> str:
         return f"{1e3 * UNIT_S:g} ms for a unit of cost"
-
-
-def depth_for(stages: int) -> int:
-    """The fewest layers with a segment for each stage: a transformer has two in a layer, and two around them."""
-    return max(1, (stages - 1) // 2)
 
 
 def summary(predicted: Trace) -> str:

@@ -1,0 +1,75 @@
+"""What a student chooses before there is a program: degrees, microbatches, samples, and details of the passes."""
+
+from dataclasses import dataclass, field, fields
+
+from pdlab.mesh import Mesh
+from pdlab.models.split import Split
+from pdlab.named import named
+from pdlab.passes import Recompute
+from pdlab.program import split_rows
+from pdlab.strategies.automatic import Times
+
+MOST_RANKS = 4096
+"""A program has a list of ops for each rank; more would take minutes to build."""
+
+MAY_BE_ZERO = ("prefetch", "optimizer_bytes")
+MAY_BE_OPEN = ("batch", "virtual", "limit")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a student chooses: degrees, microbatches, samples, and details of the passes.
+
+    `batch` counts the samples of a step over all ranks; None is one for each microbatch of each data shard. `virtual`
+    is how many stages a pipeline rank holds; None is what the strategy has by itself. `buckets` is how many pieces the
+    gradients are summed in, `prefetch` how many gathers of ZeRO-3 run ahead, `optimizer_bytes` the optimizer state per
+    weight. `split` says what `tp` ranks split of a layer, `recompute` what is run again before its backward; with
+    `overlap` weight gradients run under the collective of their input gradient. An automatic schedule holds at most
+    `limit` M_B on a rank (None: p of them) and believes that its ops take `times`.
+    """
+
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    tp: int = 1
+    microbatches: int = 1
+    batch: int | None = None
+    virtual: int | None = None
+    buckets: int = 4
+    prefetch: int = 1
+    optimizer_bytes: int = 0
+    split: Split = Split.TENSOR
+    recompute: Recompute = Recompute.NONE
+    overlap: bool = False
+    limit: float | None = None
+    times: Times = field(default_factory=Times)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "split", named(Split, self.split))
+        object.__setattr__(self, "recompute", named(Recompute, self.recompute))
+        for of in fields(self):
+            value = getattr(self, of.name)
+            if of.type not in (int, int | None) or (of.name in MAY_BE_OPEN and value is None):
+                continue
+            least = 0 if of.name in MAY_BE_ZERO else 1
+            if type(value) is not int or value < least:
+                raise ValueError(f"{of.name} is {value!r}; give a whole number of at least {least}")
+        if type(self.overlap) is not bool:
+            raise ValueError(f"overlap is {self.overlap!r}; give True or False")
+        if self.limit is not None and not (type(self.limit) in (int, float) and 1 <= self.limit < float("inf")):
+            raise ValueError(f"limit is {self.limit!r}; give a number of at least 1, the M_B that a rank may hold")
+        if self.mesh.size > MOST_RANKS:
+            raise ValueError(f"a mesh of {self.mesh} has {self.mesh.size} ranks; at most {MOST_RANKS} can be built")
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh.of(dp=self.dp, ep=self.ep, pp=self.pp, tp=self.tp)
+
+    @property
+    def num_stages(self) -> int:
+        return self.pp * (self.virtual or 1)
+
+    @property
+    def rows(self) -> tuple[tuple[int, ...], ...]:
+        shards = self.dp * self.ep
+        return split_rows(self.batch or shards * self.microbatches, shards, self.microbatches)
