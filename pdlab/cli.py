@@ -173,7 +173,16 @@ def _picture(verbs: Verbs) -> None:
 def _add_plan(verb: argparse.ArgumentParser, files: str = "") -> None:
     known = ", ".join(strategies.names())
     also = f"; or a {files} file that `show` wrote" if files else ""
-    verb.add_argument("strategy", metavar="STRATEGY", help=f"one of {known}{also}")
+    how_many: dict[str, str] = {"nargs": "?"} if files else {}
+    verb.add_argument("strategy", metavar="STRATEGY", help=f"one of {known}{also}", **how_many)  # type: ignore[arg-type]
+    if files:
+        verb.add_argument(
+            "--schedule",
+            type=Path,
+            metavar="FILE",
+            help="instead of STRATEGY a table of your own: a row per pipeline rank, as in 0F0,0F1,0B0,0B1; with blank "
+            "cells a column is a unit of time",
+        )
     for name, help_text in (
         ("pp", "pipeline ranks (default: 1)"),
         ("virtual", "stages on each pipeline rank (default: the strategy's own)"),

@@ -12,7 +12,7 @@ from pdlab.costs import Link, Uniform
 from pdlab.export import check_suffix, write_trace
 from pdlab.mesh import Axis
 from pdlab.passes import Recompute
-from pdlab.planning import chosen, plan_of, predicted_model, program_of_arguments, times_of
+from pdlab.planning import chosen, file_of, plan_of, predicted_model, program_of_arguments, times_of
 from pdlab.program import Program
 from pdlab.simulate import read_trace, run_plan, start_plan
 from pdlab.trace import Trace
@@ -111,14 +111,13 @@ def run_strategy(given: Namespace) -> None:
     """Run one strategy, or the schedule in a file, and lay the run beside its prediction."""
     if given.trace:
         check_suffix(given.trace)
-    if not given.strategy.endswith((".csv", ".json")):
+    file = file_of(given)
+    if file is None:
         strategies.get(given.strategy)
+    elif file.suffix == ".json":
+        raise ValueError(f"{file}: a JSON program has its own model and data; run the schedule from a CSV file")
     from pdlab import running
 
-    if given.strategy.endswith(".json"):
-        raise ValueError(
-            f"{given.strategy}: a JSON program has its own model and data; run the schedule from a CSV file"
-        )
     comparison = running.run_one(lambda itemsize: running.program_to_run(given, itemsize), given)
     if given.trace:
         write_trace(comparison.measured, given.trace)

@@ -9,13 +9,13 @@ from typing import Any
 from pdlab import forms, lab, models, strategies
 from pdlab.costs import Uniform
 from pdlab.depend import ProgramError
+from pdlab.forms import Table
 from pdlab.mesh import Axis
 from pdlab.models import Model
-from pdlab.ops import Op
+from pdlab.own_schedule import lower_table, plan_of_table, valid
 from pdlab.passes import Recompute
 from pdlab.program import Program
 from pdlab.strategies import Plan, Strategy, Times
-from pdlab.validate import describe, validate
 
 ModelOf = Callable[[Plan, int | None], Model]
 """From a plan and the number of its pipeline stages (None: the model is not cut) to a model."""
@@ -89,31 +89,39 @@ def program_of_arguments(
 ) -> Program:
     """The program of a strategy's name, or of a file; a faulty one is shown with the cells at fault marked. A search
     for an order believes in `times`."""
-    if given.strategy.endswith((".csv", ".json")):
-        program = _from_file(Path(given.strategy), given, model_of, batch)
-        try:
-            validate(program)
-        except ProgramError as error:
-            raise ProgramError(describe(program, error), error.cells) from None
-        return program
+    if file := file_of(given):
+        return _from_file(file, given, model_of, batch)
     strategy = strategies.get(given.strategy)
     plan = chosen(strategy, replace(plan_of(given), times=times or Times()), given)
     plan = replace(plan, batch=batch(plan) if batch else None)
     return strategies.build(strategy, plan, model_of(plan, plan.num_stages if strategy.axis is Axis.PP else None))
 
 
+def file_of(given: Namespace) -> Path | None:
+    """The file that a command names, or None where it names a strategy; ValueError for both and for neither."""
+    name, file = given.strategy, given.schedule
+    if name is not None and file is not None:
+        raise ValueError(f"{name} and --schedule {file} are two schedules; give one of them")
+    if name is None and file is None:
+        raise ValueError(
+            "no schedule is given; name a strategy, as in 1f1b, or a table of your own with --schedule FILE"
+        )
+    if file is None and name.endswith((".csv", ".json")):
+        return Path(name)
+    return Path(file) if file else None
+
+
 def _from_file(path: Path, given: Namespace, model_of: ModelOf, batch: BatchOf | None) -> Program:
-    """A program that `show` wrote: JSON is complete, CSV is an order that is lowered anew."""
+    """A program that `show` wrote or somebody typed: JSON is complete, a table is an order that is lowered anew."""
     text = forms.read_text(path)
     try:
         if path.suffix == ".json":
             _refuse_choices(given)
-            return forms.from_json(text)
-        schedule = forms.parse_csv(text)
-        plan = _placed(schedule, given)
+            return valid(forms.from_json(text))
+        table = forms.read_table(text)
+        plan = _placed(table, given)
         plan = replace(plan, batch=batch(plan) if batch else None)
-        model = model_of(plan, strategies.num_stages(schedule))
-        return strategies.lower_schedule(f"schedule in {path.name}", schedule, plan, model)
+        return lower_table(table, plan, model_of(plan, table.num_stages), f"schedule in {path.name}")
     except ProgramError:
         raise
     except ValueError as error:
@@ -129,11 +137,9 @@ def _refuse_choices(given: Namespace) -> None:
             raise ValueError(f"--{name} {getattr(given, name)} for a program that is complete; leave it out")
 
 
-def _placed(rows: list[list[Op]], given: Namespace) -> Plan:
+def _placed(table: Table, given: Namespace) -> Plan:
     """The plan of a table: a row for each rank of a pipeline, and --dp and --tp for how often there is one."""
-    microbatches = 1 + max(op.microbatch for ops in rows for op in ops)
-    degrees = {"pp": len(rows), "dp": given.dp, "tp": given.tp}
-    plan = Plan(**degrees, microbatches=max(1, microbatches), **_inside_layers(given))
+    plan = plan_of_table(table, Plan(dp=given.dp, tp=given.tp, **_inside_layers(given)))
     for name in ("pp", "microbatches"):
         if getattr(given, name) not in (None, getattr(plan, name)):
             raise ValueError(f"--{name} {getattr(given, name)} for a table of {getattr(plan, name)}; leave it out")

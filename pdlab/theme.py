@@ -1,10 +1,12 @@
 """How every picture looks, in one place: colours, hatches, words and sizes.
 
 The colours are those of Okabe and Ito (2008, "Color Universal Design"), which colour-blind readers can tell apart. In
-greyscale print vermilion and green are one grey, so what is split from the full backward is also hatched. Microbatches
-are told by their numbers, and get only slightly lighter; weight versions are told by lightness.
+greyscale print vermilion and green are one grey, so what is split from the full backward is also hatched, and so is what
+runs a second time. Microbatches are told by their numbers, and get only slightly lighter; weight versions are told by
+lightness, and so are the stages of a rank that has several.
 """
 
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from matplotlib.colors import LinearSegmentedColormap, to_hex, to_rgb
@@ -23,8 +25,9 @@ TITLE_SIZE, HEADING_SIZE, TEXT_SIZE, STREAM_SIZE, PRINT_SIZE = 15.0, 12.5, 11.0,
 LABEL_SIZES = (11.0, 10.0, 9.0, 8.0, 7.0)
 """Points; a box takes the largest in which its number fits."""
 
-PALEST_MICROBATCH, PALEST_VERSION = 0.12, 0.6
-"""How far towards white the last microbatch and the newest weight version are lightened, from 0 to 1."""
+PALEST_MICROBATCH, PALEST_VERSION, PALEST_STAGE = 0.12, 0.6, 0.4
+"""How far towards white the last microbatch, the newest weight version and the last stage of a rank are lightened, from
+0 to 1. A forward stays darker in print than a backward, however late its stage."""
 
 DIM, DIM_INK = 0.82, "#9A9A9A"
 """How far towards white everything is lightened that a picture is not about, and the grey of its numbers."""
@@ -58,7 +61,12 @@ to be taken."""
 QUIET = "#6B6B6B"
 """The grey of words for what does not happen."""
 
-HATCHES: Final = {Kind.BACKWARD_INPUT: "\\\\", Kind.BACKWARD_WEIGHT: "//", Kind.STEP: "xx"}
+HATCHES: Final = {
+    Kind.BACKWARD_INPUT: "\\\\",
+    Kind.BACKWARD_WEIGHT: "//",
+    Kind.RECOMPUTE: "||",
+    Kind.STEP: "xx",
+}
 
 WORDS: Final = {
     Kind.FORWARD: "forward",
@@ -101,6 +109,7 @@ MEMORY: Final = (
 """What memory goes to, from the bottom of the stack to its top."""
 
 
+@lru_cache(maxsize=4096)
 def shade(kind: Kind, paleness: float = 0.0) -> str:
     """The colour of an op, lightened by a part of the way to white."""
     red, green, blue = (channel + (1 - channel) * paleness for channel in to_rgb(COLOURS[kind]))
@@ -113,6 +122,7 @@ def rank_colours(num_ranks: int) -> list[str]:
     return [to_hex(mixed(rank / max(num_ranks - 1, 1))) for rank in range(num_ranks)]
 
 
+@lru_cache(maxsize=4096)
 def ink_on(colour: str) -> str:
     """The colour of a number on a box of this colour."""
     luminance = sum(weight * _linear(c) for weight, c in zip((0.2126, 0.7152, 0.0722), to_rgb(colour), strict=True))

@@ -158,6 +158,27 @@ def test_two_stages_do_as_well_as_the_best_of_all_orders(seed: int) -> None:
     assert max(spans(zb_auto(2, m, limit, times), times)) == pytest.approx(best)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "search"),
+    [
+        ("slope", 1, (4, 5, 8, Times(1.8, 0.5, 0.6))),
+        ("slope", math.inf, (4, 8, 8, EVEN)),
+        ("delay_first", True, (2, 7, 4, Times(1.0, 1.6, 1.0, 0.1))),
+        ("delay_first", False, (*measured(0)[:2], 16, measured(0)[2])),
+        ("tolerance", 0.0, (3, 6, 4.5, Times(1.1, 1.0, 1.0, 0.4))),
+        ("tolerance", 0.25, (5, 14, 7.5, Times(1.0, 1.7, 1.1, 0.7))),
+        ("tolerance", -math.inf, (3, 9, 4, Times(1.9, 1.0, 2.2))),
+    ],
+)
+def test_the_grid_has_nothing_to_spare(
+    field: str, value: float, search: tuple[int, int, float, Times], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost = max(spans(zb_auto(*search), search[3]))
+    others = tuple(choice for choice in automatic.GRID if getattr(choice, field) != value)
+    monkeypatch.setattr(automatic, "GRID", others)
+    assert max(spans(zb_auto(*search), search[3])) > cost * 1.001
+
+
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 6, 8])
 def test_what_each_unit_of_memory_buys_where_all_ops_take_the_same(p: int) -> None:
     """From p M_B on (ZB-H1) each further one is worth one op; with 2p - 1 there is no bubble left."""
@@ -186,11 +207,16 @@ def test_the_simulator_agrees(p: int, m: int, limit: float) -> None:
 
 
 def test_units_of_time_and_rounding_make_no_difference() -> None:
-    """0.1 + 0.2 is not 0.3 in floats, and a gap or a W must not hang on it."""
-    tenths = Times(0.1, 0.2, 0.3, 0.1)
-    assert (
-        zb_auto(4, 8, 8, tenths) == zb_auto(4, 8, 8, Times(1, 2, 3, 1)) == zb_auto(4, 8, 8, Times(1e9, 2e9, 3e9, 1e9))
-    )
+    """In floats 0.1 + 0.2 is more than 0.3, and 0.14 + 1 more than 1.14; no gap and no W must hang on it."""
+    expected = zb_auto(4, 8, 8, Times(1, 2, 3, 1))
+    assert zb_auto(4, 8, 8, Times(0.1, 0.2, 0.3, 0.1)) == expected
+    assert zb_auto(4, 8, 8, Times(1e9, 2e9, 3e9, 1e9)) == expected
+    assert max(spans(zb_auto(2, 2, 1.14, Times(M_W=0.14)), EVEN)) == 9  # it is 10 where F1 has to wait for W0
+
+
+@pytest.mark.parametrize("scale", [1e-300, 5e-324, 1e300])
+def test_times_may_be_as_small_or_as_large_as_numbers_get(scale: float) -> None:
+    assert math.isfinite(max(spans(zb_auto(3, 4, 3, Times(scale, scale, scale)), EVEN)))
 
 
 @pytest.mark.parametrize("limit", [2, 4])

@@ -84,7 +84,7 @@ def test_parameters_bear_the_names_and_shapes_of_the_oracle() -> None:
 def test_it_travels_as_its_recipe() -> None:
     assert rebuild("transformer", dict(small().recipe[1])) == small()
     assert rebuild("transformer", {**dict(small().recipe[1]), "tied": 0}) != small()
-    assert models.transformer(tied=0).recipe == models.transformer().recipe
+    assert "tied" not in dict(models.transformer(tied=0).recipe[1])
     program = strategy("gpipe", Plan(pp=2, microbatches=2, batch=4), small()).programs[0]
     assert forms.from_json(forms.to_json(program)) == program
 

@@ -1,75 +1,126 @@
 """A schedule as a table: what a student types, and what `pdlab show --format csv` prints.
 
-    0F0,0F1,0B0,0B1,0STEP
-    1F0,1B0,1F1,1B1,1STEP
+    0F0,0F1,0B0,0B1
+    1F0,1B0,1F1,1B1
 
-One row per rank, the order of its ops. Which weight version a backward meets is not in it: a forward meets the newest,
-a backward that of its forward.
+One row per rank of the pipeline, the order of its ops; replicas do the same. A stage steps once at the end where no
+cell says otherwise (`0STEP`). A table with blank cells says when each op runs besides: there a column is a unit of
+time. Which weight version a backward meets is not in it: a forward meets the newest, a backward that of its forward.
+
+It is the form that torch.distributed.pipelining reads and writes (`_load_csv`, `_dump_csv`), but for steps, which it
+has none of, and for messages, which are left out here.
 """
 
 import csv
 
-from pdlab.forms.cells import cells, is_pass_or_step
-from pdlab.forms.fault import FormError, short
-from pdlab.ops import STEP, Kind, Op, parse
+from pdlab.forms.cells import cells
+from pdlab.forms.columns import check_time
+from pdlab.forms.fault import FormError
+from pdlab.forms.needs import check_needs
+from pdlab.forms.typed import Place, Table, Typed, is_scheduled, ops_of_cell, pair_text, shown, with_steps
+from pdlab.mesh import Axis
+from pdlab.ops import Kind, Op
 from pdlab.program import Program
-
-LONGEST_CELL = 24
 
 
 def schedule_csv(program: Program) -> str:
-    """One row per rank with its stage-level ops."""
-    rows = [[cell.text for cell in cells(rank.ops) if is_pass_or_step(cell.op)] for rank in program.ranks]
-    return "".join(",".join(row) + "\n" for row in rows)
+    """One row per rank of the first pipeline with its stage-level ops. Steps are left out if all come at the end."""
+    line = program.mesh.group(0, Axis.PP)
+    rows = [_order(program.ranks[rank].ops) for rank in line]
+    bare = [[op for op in row if op.kind is not Kind.STEP] for row in rows]
+    return rows_csv(bare if [with_steps(row) for row in bare] == rows else rows)
+
+
+def rows_csv(rows: list[list[Op]]) -> str:
+    """The ops of each rank as a table without blanks."""
+    return "".join(",".join(_texts(row)) + "\n" for row in rows)
+
+
+def _order(ops: tuple[Op, ...]) -> list[Op]:
+    """The ops of a rank as a schedule has them: a stage and a microbatch and no more."""
+    found = [cell.op for cell in cells([op for op in ops if is_scheduled(op)])]
+    return [Op(op.kind, op.stage, microbatch=op.microbatch, pair=op.pair) for op in found]
+
+
+def _texts(row: list[Op]) -> list[str]:
+    texts: list[str] = []
+    for i, op in enumerate(row):
+        if i and op.pair >= 0 and op.pair == row[i - 1].pair:
+            texts[-1] = pair_text(row[i - 1], op)
+        else:
+            texts.append(str(op))
+    return texts
 
 
 def parse_csv(text: str) -> list[list[Op]]:
-    """The ops of each row. Empty cells and lines say nothing; where a row has no step, its stages step at its end."""
-    rows: list[list[tuple[str, Op]]] = []
+    """The ops of each pipeline rank; `read_table` says what is refused."""
+    return read_table(text).schedule
+
+
+def read_table(text: str) -> Table:
+    """A table as it was typed. FormError shows it with the faulty cell marked: where a cell is no op, where an op lacks
+    what it needs or stands before it, and where blank cells make columns units of time, where it is too early."""
+    texts = _rows(text)
+    table = Table(tuple(_typed(texts, rank) for rank in range(len(texts))))
+    _check_numbers(table, "stage", {op.stage: place for op, place in _placed(table)})
+    _check_numbers(table, "microbatch", {op.microbatch: place for op, place in _placed(table) if op.microbatch >= 0})
+    check_needs(table)
+    check_time(table)
+    return table
+
+
+def _rows(text: str) -> list[list[str]]:
+    """The cells of each row that has any, without the blank ones at its end."""
+    rows = []
     reader = csv.reader(text.removeprefix("\ufeff").splitlines())
     try:
-        for texts in reader:
-            if any(cell.strip() for cell in texts):
-                rows.append(_row(texts, reader.line_num))
+        for row in reader:
+            cells_of_row = [cell.strip() for cell in row]
+            while cells_of_row and not cells_of_row[-1]:
+                cells_of_row.pop()
+            if cells_of_row:
+                rows.append(cells_of_row)
     except csv.Error as error:
         raise FormError(f"row {reader.line_num} is not CSV ({error}); write ops with commas between: 0F0,0B0") from None
     if not rows:
-        raise FormError("the table has no ops; write one row per rank, as in 0F0,0F1,0B0,0B1")
-    every = [cell for row in rows for cell in row]
-    _check_numbers("stage", {op.stage: where for where, op in every})
-    _check_numbers("microbatch", {op.microbatch: where for where, op in every if op.microbatch >= 0})
-    return [_with_steps([op for _, op in row]) for row in rows]
+        raise FormError("the table has no ops; write one row per pipeline rank, as in 0F0,0F1,0B0,0B1")
+    return rows
 
 
-def _row(texts: list[str], line: int) -> list[tuple[str, Op]]:
-    places = [(f"row {line}, column {i}", text.strip()) for i, text in enumerate(texts, start=1)]
-    return [(where, _op(text, where)) for where, text in places if text]
+def _typed(texts: list[list[str]], rank: int) -> tuple[Typed, ...]:
+    found, pairs = [], 0
+    for column, text in enumerate(texts[rank]):
+        try:
+            ops = ops_of_cell(text) if text else ()
+        except ValueError as error:
+            where = f"rank {rank}, column {column + 1}"
+            raise FormError(f"{where}: {error}\n{shown(texts, [(rank, column)])}") from None
+        if len(ops) > 1:
+            ops = tuple(op._replace(pair=pairs) for op in ops)
+            pairs += 1
+        found.append(Typed(text, ops))
+    if not any(cell.ops for cell in found):
+        raise FormError(f"rank {rank} has no ops; write what it does, or leave its row out\n{shown(texts, [])}")
+    return tuple(found)
 
 
-def _op(text: str, where: str) -> Op:
-    allowed = "write stage, kind, microbatch, as in 2F0, 2B0, 2I0, 2W0, or 2STEP"
-    if len(text) > LONGEST_CELL or not text.isascii():
-        raise FormError(f"{where}: {short(text)} is not an op; {allowed}")
-    try:
-        op = parse(text)
-    except ValueError as error:
-        raise FormError(f"{where}: {error}") from None
-    if op.segment >= 0:
-        raise FormError(f"{where}: {text!r} names a segment, and a schedule orders whole stages; {allowed}")
-    return op
+def _placed(table: Table) -> list[tuple[Op, Place]]:
+    return [
+        (op, (rank, column))
+        for rank, row in enumerate(table.rows)
+        for column, cell in enumerate(row)
+        for op in cell.ops
+    ]
 
 
-def _check_numbers(what: str, seen: dict[int, str]) -> None:
+def _check_numbers(table: Table, what: str, seen: dict[int, Place]) -> None:
     """A gap is a slip of the keyboard more often than a wish."""
     largest = max(seen, default=-1)
     if len(seen) <= largest:
         gap = next(number for number in range(largest) if number not in seen)
-        raise FormError(
-            f"{seen[largest]} names {what} {largest}, and no cell names {what} {gap}; number them from 0 without gaps"
+        rank, column = seen[largest]
+        raise table.fault(
+            f"rank {rank}, column {column + 1} names {what} {largest}, and no cell names {what} {gap}; "
+            "number them from 0 without gaps",
+            seen[largest],
         )
-
-
-def _with_steps(ops: list[Op]) -> list[Op]:
-    stepped = {op.stage for op in ops if op.kind is Kind.STEP}
-    graded = [op.stage for op in ops if op.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)]
-    return ops + [STEP(stage) for stage in dict.fromkeys(graded) if stage not in stepped]

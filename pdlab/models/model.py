@@ -59,6 +59,15 @@ class Model:
         return found
 
     @cached_property
+    def users(self) -> dict[str, list[str]]:
+        """For each group of weights the segments that use it; several where weights are tied."""
+        found: dict[str, list[str]] = {}
+        for name, segment in self.segments.items():
+            for group in segment.groups:
+                found.setdefault(group.name, []).append(name)
+        return found
+
+    @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor between segments, by name."""
         found: dict[str, Tensor] = {}

@@ -156,14 +156,14 @@ def _feed_forward(sizes: Dimensions, name: str, x: Tensor, y: Tensor) -> Segment
 
 
 def _classifier(sizes: Dimensions, x: Tensor) -> Segment:
+    """Tied, the gradient of the matrix is found with that of the input and does not wait for a `W`."""
     s, h, e = sizes.tokens, sizes.width, sizes.itemsize
     classes = INTENSITIES if sizes.tied else CLASSES
     norm, weight = (Param("norm.weight", (h,)), Param("norm.bias", (h,))), Param("weight", (classes, h))
     params = (*norm, *(() if sizes.tied else (weight,)), Param("bias", (classes,)))
     flops = 2 * h * classes
-    untied = Kept(e * (h + classes), fixed=e * 2 * h), Flops(flops, flops, flops)
-    at_once = Kept(fixed=e * (2 * h + classes * h + classes)), Flops(flops, 2 * flops)
-    pending, work = at_once if sizes.tied else untied
+    waiting = Kept(e * (h + classes), fixed=e * 2 * h)
+    found = Kept(fixed=e * (2 * h + classes * h + classes))
     padding = s if sizes.masked else 0
     return Segment(
         name="head",
@@ -173,7 +173,7 @@ def _classifier(sizes: Dimensions, x: Tensor) -> Segment:
         groups=(Group("head.w", params, e), *((_shared(sizes),) if sizes.tied else ())),
         keeps=(x.name, *(t.name for t in (TARGET, *sizes.lengths()))),
         saved=Kept(e * (STATISTICS * s + h + classes) + bool(sizes.smoothing) + padding, fixed=e),
-        pending=pending,
-        flops=work,
+        pending=found if sizes.tied else waiting,
+        flops=Flops(flops, 2 * flops) if sizes.tied else Flops(flops, flops, flops),
         options=(("smoothing", sizes.smoothing),) if sizes.smoothing else (),
     )

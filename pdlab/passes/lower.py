@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pdlab.depend import ProgramError
 from pdlab.mesh import Axis, Mesh
 from pdlab.models.model import Model
-from pdlab.models.spec import Exchange, Item, Segment
+from pdlab.models.spec import Exchange, Group, Item, Segment
 from pdlab.ops import PASS_KINDS, Kind, Op, Value
 from pdlab.passes.naming import Names
 from pdlab.program import Program, RankProgram, Role
@@ -177,17 +177,29 @@ class _Rank:
                 if group.name in stepped or self.last_step.get(group.name, op.stage) != op.stage:
                     continue
                 stepped.add(group.name)
-                step, count = self.names.accumulated.get(group.name, (0, 0))
-                if not count:
-                    raise ProgramError(f"{op}: stage {op.stage} steps with no backward since its last step; add one")
-                old, new = self.names.weight(group, version), self.names.weight(group, version + 1, given=False)
-                inputs, writes = [old, f"{group.name}.g{step}#{count - 1}"], [new]
-                if self.names.optimizer_bytes:
-                    inputs.append(self.names.optimizer(group, old))
-                    writes.append(self.names.optimizer(group, new, given=False))
-                self.ops.append(op._replace(segment=index, inputs=tuple(inputs), writes=tuple(writes)))
-                self.names.accumulated[group.name] = (step + 1, 0)
+                self._step_group(op._replace(segment=index), group, version)
         self.version[op.stage] = version + 1
+
+    def _step_group(self, op: Op, group: Group, version: int) -> None:
+        old, new = self.names.weight(group, version), self.names.weight(group, version + 1, given=False)
+        inputs, writes = [old, self._total(op, group)], [new]
+        if self.names.optimizer_bytes:
+            inputs.append(self.names.optimizer(group, old))
+            writes.append(self.names.optimizer(group, new, given=False))
+        self.ops.append(op._replace(inputs=tuple(inputs), writes=tuple(writes)))
+
+    def _total(self, op: Op, group: Group) -> Value:
+        """The gradient of a group, added up over its users."""
+        found = self.names.complete(group)
+        if not found:
+            raise ProgramError(f"{op}: stage {op.stage} steps with no backward since its last step; add one")
+        total = found[0]
+        for value in found[1:]:
+            following = f"{value}.sum"
+            self.names.types[following] = self.names.types[value]
+            self.ops.append(Op(Kind.ADD, op.stage, inputs=(total, value), writes=(following,)))
+            total = following
+        return total
 
     # --- exchanges
 

@@ -2,11 +2,23 @@
 
 A send follows the op that writes the value. A receive comes before the first op that reads it, and receives from one
 peer keep the order of the sends, since a channel delivers in order.
+
+What skips stages is carried along: a pipeline rank talks to its neighbours, so a tensor from stage 0 to stage 3 is
+handed on by the ranks of stages 1 and 2, which hold it until then; its bytes count at every hop.
 """
 
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
 from pdlab.mesh import Axis
-from pdlab.ops import Kind, Op, Value
-from pdlab.program import Program, RankProgram
+from pdlab.ops import Kind, Lane, Op, Stream, Value
+from pdlab.program import Program, RankProgram, Type
+
+Place = tuple[int, int]
+"""A rank and a position in its list; -1 is before the first op."""
+
+Message = tuple[int, int, Value]
+"""After which op of its sender it is sent, before which op of its receiver it is received, and what it is."""
 
 
 def insert_messages(program: Program) -> Program:
@@ -14,61 +26,117 @@ def insert_messages(program: Program) -> Program:
     result = list(program.ranks)
     for rank in range(program.mesh.size):
         line = program.mesh.group(rank, Axis.PP)
-        if line[0] == rank:
-            for member, with_messages in zip(line, _connect(program, line), strict=True):
+        if line[0] == rank and len(line) > 1:
+            for member, with_messages in _Line({r: program.ranks[r] for r in line}).connected().items():
                 result[member] = with_messages
     return program.with_ranks(result)
 
 
-def _connect(program: Program, line: tuple[int, ...]) -> list[RankProgram]:
-    home = _homes(program, line)
-    sends: dict[tuple[int, int], list[Op]] = {}
-    receives: dict[tuple[int, int], list[Op]] = {}
-    for rank in line:
-        first_use = _missing(program.ranks[rank])
-        incoming: dict[int, list[tuple[int, int, Value]]] = {}
-        for value, use in first_use.items():
-            if value in home:
-                source, position = home[value]
-                incoming.setdefault(source, []).append((position, use, value))
-        for source, messages in incoming.items():
-            latest = len(program.ranks[rank].ops)
+@dataclass
+class _Line:
+    """The ranks of one pipeline. `arrives[r]` says where in its list rank r needs what it does not make, `messages`
+    what goes from one rank to another, `relayed[r]` what rank r only hands on."""
+
+    ranks: dict[int, RankProgram]
+    homes: dict[Value, Place] = field(default_factory=dict)
+    arrives: dict[int, dict[Value, int]] = field(default_factory=dict)
+    messages: dict[tuple[int, int], list[Message]] = field(default_factory=dict)
+    relayed: dict[int, dict[Value, Type]] = field(default_factory=dict)
+
+    def connected(self) -> dict[int, RankProgram]:
+        for r, rank in self.ranks.items():
+            self._read(r, rank)
+        needs = [(value, (r, use)) for r, found in self.arrives.items() for value, use in found.items()]
+        for value, use in needs:
+            home = self.homes.get(value)
+            if home and home[0] != use[0]:
+                self._bring(value, home, use)
+        return self._with_messages()
+
+    def _read(self, r: int, rank: RankProgram) -> None:
+        """Where each value comes from, and what is read here that never is made here."""
+        here = set(rank.live_in)
+        needed: dict[Value, int] = {}
+        self.homes.update(dict.fromkeys(here, (r, -1)))
+        for i, op in enumerate(rank.ops):
+            for value in op.inputs:
+                if value not in here and value not in needed:
+                    needed[value] = i
+            if op.writes:
+                here.update(op.writes)
+                place = (r, i)
+                for value in op.writes:
+                    self.homes[value] = place
+        self.arrives[r] = needed
+
+    # --- from the rank that makes a value to the one that reads it
+
+    def _bring(self, value: Value, home: Place, use: Place) -> None:
+        source = home
+        for relay, position in self._between(home, use):
+            if relay == use[0]:
+                break
+            known = self.arrives[relay].get(value)
+            if known is None and relay != home[0]:
+                self._send(value, source, (relay, position))
+                self.arrives[relay][value] = known = position
+                self.relayed.setdefault(relay, {})[value] = self.ranks[home[0]].types[value]
+            source = home if known is None else (relay, known)
+        if source[0] != use[0]:
+            self._send(value, source, use)
+
+    def _send(self, value: Value, source: Place, target: Place) -> None:
+        ends = source[0], target[0]
+        if ends not in self.messages:
+            self.messages[ends] = []
+        self.messages[ends].append((source[1], target[1], value))
+
+    def _between(self, home: Place, use: Place) -> list[Place]:
+        """Where the stages in between have the same microbatch, in the direction that the value takes."""
+        if home[1] < 0:
+            return []
+        made, read = self.ranks[home[0]].ops[home[1]], self.ranks[use[0]].ops[use[1]]
+        if -2 < read.stage - made.stage < 2 or min(made.stage, read.stage) < 0:
+            return []
+        step = 1 if read.stage > made.stage else -1
+        keys = [(step, stage, read.microbatch) for stage in range(made.stage + step, read.stage, step)]
+        return [self._passes[key] for key in keys if key in self._passes]
+
+    @cached_property
+    def _passes(self) -> dict[tuple[int, int, int], Place]:
+        """The first op of each pass: 1 (forward) or -1 (back), stage, microbatch."""
+        steps = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.BACKWARD_INPUT: -1}
+        found: dict[tuple[int, int, int], Place] = {}
+        for r, rank in self.ranks.items():
+            for i, op in enumerate(rank.ops):
+                if op.kind in steps:
+                    found.setdefault((steps[op.kind], op.stage, op.microbatch), (r, i))
+        return found
+
+    # --- the lists with what was found
+
+    def _with_messages(self) -> dict[int, RankProgram]:
+        sends: dict[int, dict[int, list[Op]]] = {r: {} for r in self.ranks}
+        receives: dict[int, dict[int, list[Op]]] = {r: {} for r in self.ranks}
+        for (source, target), messages in self.messages.items():
+            to, origin = Stream(Lane.TO, peer=target), Stream(Lane.FROM, peer=source)
+            latest = len(self.ranks[target].ops)
             for position, use, value in sorted(messages, reverse=True):
                 latest = min(latest, use)
-                receives.setdefault((rank, latest), []).insert(0, Op(Kind.RECV, writes=(value,), peer=source))
-                sends.setdefault((source, position), []).insert(0, Op(Kind.SEND, inputs=(value,), peer=rank))
-    return [_rebuild(program.ranks[rank], rank, sends, receives) for rank in line]
+                send = Op(Kind.SEND, inputs=(value,), peer=target, stream=to)
+                receive = Op(Kind.RECV, writes=(value,), peer=source, stream=origin)
+                sends[source].setdefault(position, []).append(send)
+                receives[target].setdefault(latest, []).append(receive)
+        return {r: self._merged(r, sends[r], receives[r]) for r in self.ranks}
 
-
-def _homes(program: Program, line: tuple[int, ...]) -> dict[Value, tuple[int, int]]:
-    """For each value the rank that has it, and after which of its ops (-1: from the start)."""
-    homes = {value: (rank, -1) for rank in line for value in program.ranks[rank].live_in}
-    for rank in line:
-        homes |= {value: (rank, i) for i, op in enumerate(program.ranks[rank].ops) for value in op.writes}
-    return homes
-
-
-def _missing(rank: RankProgram) -> dict[Value, int]:
-    """Values that a rank reads but neither writes nor holds at the start, each with the position of its first
-    reader."""
-    written = {value for op in rank.ops for value in op.writes}
-    missing: dict[Value, int] = {}
-    for i, op in enumerate(rank.ops):
-        for value in op.inputs:
-            if value not in written and value not in rank.live_in:
-                missing.setdefault(value, i)
-    return missing
-
-
-def _rebuild(
-    program: RankProgram,
-    rank: int,
-    sends: dict[tuple[int, int], list[Op]],
-    receives: dict[tuple[int, int], list[Op]],
-) -> RankProgram:
-    ops: list[Op] = [*sends.get((rank, -1), [])]
-    for i, op in enumerate(program.ops):
-        ops += receives.get((rank, i), [])
-        ops.append(op)
-        ops += sends.get((rank, i), [])
-    return RankProgram(tuple(ops), program.types, program.live_in, program.live_out)
+    def _merged(self, r: int, sends: dict[int, list[Op]], receives: dict[int, list[Op]]) -> RankProgram:
+        """Both were found from the last to the first."""
+        ops: list[Op] = sends.get(-1, [])[::-1]
+        for i, op in enumerate(self.ranks[r].ops):
+            if i in receives:
+                ops += receives[i][::-1]
+            ops.append(op)
+            if i in sends:
+                ops += sends[i][::-1]
+        types = self.ranks[r].types | self.relayed.get(r, {})
+        return replace(self.ranks[r], ops=tuple(ops), types=types)

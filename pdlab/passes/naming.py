@@ -25,7 +25,7 @@ class Names:
     types: dict[Value, Type] = field(default_factory=dict)
     live_in: set[Value] = field(default_factory=set)
     losses: set[Value] = field(default_factory=set)
-    accumulated: dict[str, tuple[int, int]] = field(default_factory=dict)
+    accumulated: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -121,16 +121,32 @@ class Names:
         return layout
 
     def accumulate(self, op: Op, segment: Segment) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-        """The gradients so far (none for the first microbatch since the last step) and those with this one added."""
+        """The gradients so far (none for the first microbatch since the last step) and those with this one added. Each
+        of the segments that share a group adds up what it finds itself."""
         so_far, written = [], []
         for group in segment.groups:
-            step, count = self.accumulated.get(group.name, (0, 0))
+            user = segment.name
+            step, count = self.accumulated.get((group.name, user), (0, 0))
             if count:
-                so_far.append(f"{group.name}.g{step}#{count - 1}")
-            written.append(f"{group.name}.g{step}#{count}")
+                so_far.append(self._gradient_of(group, user, step, count - 1))
+            written.append(self._gradient_of(group, user, step, count))
             self.types[written[-1]] = Type(Role.GRADIENT, group.bytes, gradient_layout(group, self.mesh), group.name)
-            self.accumulated[group.name] = (step, count + 1)
+            self.accumulated[group.name, user] = (step, count + 1)
         return tuple(so_far), tuple(written)
+
+    def _gradient_of(self, group: Group, user: str, step: int, count: int) -> Value:
+        several = len(self.model.users[group.name]) > 1
+        return f"{group.name}.g{step}/{user}#{count}" if several else f"{group.name}.g{step}#{count}"
+
+    def complete(self, group: Group) -> list[Value]:
+        """What the users of a group on this rank have found since the last step, which is over now."""
+        found = []
+        for user in self.model.users[group.name]:
+            step, count = self.accumulated.get((group.name, user), (0, 0))
+            if count:
+                found.append(self._gradient_of(group, user, step, count - 1))
+                self.accumulated[group.name, user] = (step + 1, 0)
+        return found
 
 
 def _graded(t: Tensor) -> Layout:

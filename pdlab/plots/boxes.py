@@ -2,7 +2,8 @@
 
 A schedule is thought of in stages but runs in segments. Segments of one stage and microbatch that follow each other
 without a visible gap become one box, so that a stage of two segments still looks as in the papers; where one had to
-wait they stay apart.
+wait they stay apart. A forward and a backward that overlap share their time: one above the other, both as long as the
+pair.
 """
 
 from collections.abc import Container
@@ -19,6 +20,14 @@ BOOKKEEPING = frozenset({Kind.ADD, Kind.FINITE, Kind.FREE})
 TALL, THIN, GAP = ((4, 0.4), (8, 0.34), (float("inf"), 0.24)), 0.15, 0.09
 """Inches: a compute row by the largest number of ranks, a communication row, and what separates ranks."""
 
+PAIRED = 1.3
+"""How much higher compute rows are where two boxes share one."""
+
+Part = tuple[float, float]
+"""From where to where a box goes in its row, as shares of the row's height."""
+
+WHOLE, UPPER, LOWER = (0.0, 1.0), (0.0, 0.5), (0.5, 1.0)
+
 
 class Box(NamedTuple):
     """One or more ops on one row. Times in seconds; `seams` are where one segment follows another inside it.
@@ -32,10 +41,12 @@ class Box(NamedTuple):
     stage: int
     microbatch: int
     version: int
+    pair: int
     start: float
     end: float
     seams: tuple[float, ...] = ()
     marked: bool = False
+    part: Part = WHOLE
 
 
 class Row(NamedTuple):
@@ -62,21 +73,38 @@ def boxes(trace: Trace, marked: Container[int] = ()) -> list[Box]:
             if end <= start or (op.kind in BOOKKEEPING and end - start < visible):
                 continue
             before = last.get(op.stream)
-            if before and _continues(before, op, mark) and start - before.end < visible:
+            if before and start - before.end < visible and _continues(before, op, mark):
                 seams = (*before.seams, start) if one_stage and op.kind in PASS_KINDS else ()
                 last[op.stream] = before._replace(end=end, seams=seams)
                 continue
             if before:
                 found.append(before)
-            box = Box(rank, op.stream, op.kind, op.stage, op.microbatch, op.version, start, end, marked=mark)
-            last[op.stream] = box
+            stage, i = op.stage, op.microbatch
+            last[op.stream] = Box(rank, op.stream, op.kind, stage, i, op.version, op.pair, start, end, marked=mark)
         found += last.values()
-    return found
+    return _stacked(found)
 
 
 def _continues(box: Box, op: Op, mark: bool) -> bool:
     same = (box.kind, box.stage, box.microbatch, box.version) == (op.kind, op.stage, op.microbatch, op.version)
     return same and box.marked == mark and (op.kind in PASS_KINDS or op.kind is Kind.STEP)
+
+
+def _stacked(found: list[Box]) -> list[Box]:
+    """The same with the two boxes of each pair above each other, where nothing comes between them."""
+    members: dict[tuple[int, int], list[int]] = {}
+    turn: dict[int, int] = {}
+    for i, box in enumerate(found):
+        if box.stream == COMPUTE:
+            turn[i] = len(turn)
+            if box.pair >= 0:
+                members.setdefault((box.rank, box.pair), []).append(i)
+    for of_pair in members.values():
+        if len(of_pair) == 2 and turn[of_pair[1]] == turn[of_pair[0]] + 1:
+            start, end = found[of_pair[0]].start, found[of_pair[1]].end
+            for i, part in zip(of_pair, (UPPER, LOWER), strict=True):
+                found[i] = found[i]._replace(start=start, end=end, part=part)
+    return found
 
 
 def rows(found: list[Box], num_ranks: int) -> list[Row]:
@@ -85,6 +113,8 @@ def rows(found: list[Box], num_ranks: int) -> list[Row]:
     streams: list[set[Stream]] = [{COMPUTE} for _ in range(num_ranks)]
     for box in found:
         streams[box.rank].add(box.stream)
+    if any(box.part is not WHOLE for box in found):
+        tall *= PAIRED
     placed, top = [], GAP
     for rank in range(num_ranks):
         for stream in sorted(streams[rank], key=_place):

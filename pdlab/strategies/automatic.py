@@ -148,8 +148,8 @@ class Choice:
     delay_first: bool
     """Whether a forward of the warm-up may start where the first I then has to wait."""
     tolerance: float
-    """A gap too short for a W gets one only if it would make this stage's span the longest by more than so many W: from
-    always (-inf) to never (inf)."""
+    """A gap too short for a W gets one only if it would make this stage's span the longest by more than so many W; with
+    -inf it always does."""
 
     def next(self, stage: _Stage, now: int, longest_span: int) -> Kind | None:
         backward = stage.ready_at(INPUT)
@@ -161,20 +161,20 @@ class Choice:
                 return WEIGHT  # makes room
         if backward <= now:
             return INPUT
-        gap = min(forward if stage.has_room else inf, backward) - now  # what is not known yet counts as far off
-        return WEIGHT if stage.put_off and self._is_worth(gap, stage, now, longest_span) else None
+        arrival = min(forward if stage.has_room else inf, backward)  # what is not known yet counts as far off
+        return WEIGHT if stage.put_off and self._is_worth(arrival, stage, now, longest_span) else None
 
     def _may_enter(self, stage: _Stage, now: int) -> bool:
         if stage.in_flight >= self.slope * (stage.later + 1):
             return False
         return self.delay_first or stage.done[INPUT] > 0 or stage.ready_at(INPUT) >= now + stage.ticks[FORWARD]
 
-    def _is_worth(self, gap: float, stage: _Stage, now: int, longest_span: int) -> bool:
-        weight = stage.ticks[WEIGHT]
-        return gap >= weight or stage.span + now - stage.clock + gap > longest_span + self.tolerance * weight
+    def _is_worth(self, arrival: float, stage: _Stage, now: int, longest_span: int) -> bool:
+        weight, span_without = stage.ticks[WEIGHT], stage.span + arrival - stage.clock
+        return arrival - now >= weight or span_without > longest_span + self.tolerance * weight
 
 
-GRID = tuple(Choice(*point) for point in product((inf, 1), (False, True), (0.0, 0.25, -inf, inf)))
+GRID = tuple(Choice(*point) for point in product((inf, 1), (False, True), (0.0, 0.25, -inf)))
 
 
 @dataclass(frozen=True)

@@ -36,22 +36,13 @@ class Samples:
         """How many bits one set takes."""
         return self.program.mesh.num_data_shards * self.program.num_microbatches
 
-    @cached_property
-    def users(self) -> dict[str, list[str]]:
-        """For each group of weights the segments that use it: each finds a gradient of its own, with its own bits."""
-        found: dict[str, list[str]] = {}
-        for name, segment in self.program.model.segments.items():
-            for group in segment.groups:
-                found.setdefault(group.name, []).append(name)
-        return found
-
     def of_user(self, group: str, segment: str, found: int) -> int:
         """A set as the gradient that one of the users of a group has found."""
-        return found << self.users[group].index(segment) * self.width
+        return found << self.program.model.users[group].index(segment) * self.width
 
     def of_all_users(self, group: str, found: int) -> int:
         """A set as the gradient that all users of a group have found."""
-        return sum(found << i * self.width for i in range(len(self.users[group])))
+        return sum(found << i * self.width for i in range(len(self.program.model.users[group])))
 
     @cached_property
     def first_bit(self) -> list[int]:
