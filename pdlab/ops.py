@@ -116,6 +116,11 @@ class Op(NamedTuple):
         return label(self)
 
 
+def consuming(op: Op, values: frozenset[Value]) -> Op:
+    """The op with what it consumes: `_replace` in half the time, for passes that touch every op of a large program."""
+    return Op(*op[:6], values, *op[7:])
+
+
 def payload(values: tuple[Value, ...]) -> tuple[Value, ...]:
     """The values that carry something."""
     return tuple(value for value in values if not value.startswith(TOKEN))

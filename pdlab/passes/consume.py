@@ -5,7 +5,7 @@ This is the only place where frees come from. Weight stashing needs nothing more
 
 from dataclasses import replace
 
-from pdlab.ops import Value
+from pdlab.ops import Value, consuming
 from pdlab.program import Program, RankProgram
 
 
@@ -20,5 +20,5 @@ def _consume(rank: RankProgram) -> RankProgram:
     for op in reversed(rank.ops):
         last = frozenset([value for value in op.operands if value not in wanted])
         wanted.update(last)
-        ops.append(op._replace(consumes=last))
+        ops.append(op if op.consumes == last else consuming(op, last))
     return replace(rank, ops=tuple(reversed(ops)))

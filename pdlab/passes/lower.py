@@ -14,6 +14,7 @@ from pdlab.models.model import Model
 from pdlab.models.spec import Exchange, Group, Item, Segment
 from pdlab.ops import PASS_KINDS, Kind, Op, Value
 from pdlab.passes.naming import Names
+from pdlab.passes.stamp import Stamp, cut, press
 from pdlab.program import Program, RankProgram, Role
 from pdlab.signature import Operands
 
@@ -84,24 +85,36 @@ class _Rank:
     version: dict[int, int] = field(default_factory=dict)
     forward_version: dict[tuple[int, int], int] = field(default_factory=dict)
 
+    stamps: dict[tuple[object, ...], Stamp | None] = field(default_factory=dict)
+
     def __post_init__(self) -> None:
-        self.index = {
-            item.name: i
-            for stage in self.stages
-            for i, item in enumerate(item for item in stage if isinstance(item, Segment))
-        }
+        held = [[item for item in stage if isinstance(item, Segment)] for stage in self.stages]
+        self.segments = {(s, i): segment for s, stage in enumerate(held) for i, segment in enumerate(stage)}
+        self.index = {segment.name: i for (_, i), segment in self.segments.items()}
 
     def add(self, op: Op) -> None:
-        items = self.stages[op.stage]
+        if op.kind is Kind.STEP:
+            self._step(op, self.stages[op.stage])
+            return
+        key = op.stage, op.microbatch
         if op.kind is Kind.FORWARD:
             version = op.version if op.version >= 0 else self.version.get(op.stage, 0)
-            self.forward_version[op.stage, op.microbatch] = version
-            self._walk(op, items, version)
-        elif op.kind is Kind.STEP:
-            self._step(op, items)
+            self.forward_version[key] = version
         else:
-            version = op.version if op.version >= 0 else self.forward_version.get((op.stage, op.microbatch), 0)
-            self._walk(op, items[::-1], version)
+            version = op.version if op.version >= 0 else self.forward_version.get(key, 0)
+        self._pass(op, version)
+
+    def _pass(self, op: Op, version: int) -> None:
+        """Walk through the items of the stage for the first microbatch, stamp the others."""
+        key = (op.kind, op.stage, version, self.names.rows[op.microbatch])
+        stamp = self.stamps.get(key)
+        if stamp is not None:
+            self.ops += press(stamp, op, self.names)
+            return
+        first, items = len(self.ops), self.stages[op.stage]
+        self._walk(op, items if op.kind is Kind.FORWARD else items[::-1], version)
+        if key not in self.stamps:
+            self.stamps[key] = cut(self.ops[first:], self.segments, self.names, op.microbatch)
 
     def finish(self) -> RankProgram:
         names = self.names

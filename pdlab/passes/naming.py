@@ -27,6 +27,7 @@ class Names:
     losses: set[Value] = field(default_factory=set)
     accumulated: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
+    gradient_types: dict[str, Type] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.takers = self.model.takers
@@ -129,10 +130,17 @@ class Names:
             step, count = self.accumulated.get((group.name, user), (0, 0))
             if count:
                 so_far.append(self._gradient_of(group, user, step, count - 1))
-            written.append(self._gradient_of(group, user, step, count))
-            self.types[written[-1]] = Type(Role.GRADIENT, group.bytes, gradient_layout(group, self.mesh), group.name)
+            value = self._gradient_of(group, user, step, count)
+            written.append(value)
+            self.types[value] = self._gradient_type(group)
             self.accumulated[group.name, user] = (step, count + 1)
         return tuple(so_far), tuple(written)
+
+    def _gradient_type(self, group: Group) -> Type:
+        if group.name not in self.gradient_types:
+            layout = gradient_layout(group, self.mesh)
+            self.gradient_types[group.name] = Type(Role.GRADIENT, group.bytes, layout, group.name)
+        return self.gradient_types[group.name]
 
     def _gradient_of(self, group: Group, user: str, step: int, count: int) -> Value:
         several = len(self.model.users[group.name]) > 1

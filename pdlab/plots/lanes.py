@@ -33,7 +33,8 @@ class Lanes:
         self.rows = rows(self.boxes, len(trace.program.ranks))
         self.paleness = Paleness(trace.program, self.boxes)
         self.inches = PANEL_WIDTH / (until or 1.0)  # the length of a second
-        self.labels = labels([box for box in self.boxes if box.stream == COMPUTE], self.inches)
+        compute = [box for box in self.boxes if box.stream == COMPUTE]
+        self.labels = labels(compute, self.inches, min(row.height for row in self.rows if row.stream == COMPUTE))
 
     @property
     def height(self) -> float:
@@ -51,7 +52,7 @@ class Lanes:
             text, meaning = self.labels.example
             entries.append(_number(text, meaning))
         if self.paleness.meaning:
-            entries.append(Line2D([], [], ls="none", label=f"({self.paleness.meaning})"))
+            entries.append(_patch(Kind.FORWARD, self.paleness.meaning, self.paleness.palest))
         return entries
 
     def draw(self, axes: Axes, heading: str, unit: Unit) -> None:
@@ -93,8 +94,9 @@ def _name_rows(axes: Axes, placed: Sequence[Row]) -> None:
         axes.text(BESIDE, at, name, transform=beside, size=size, color=theme.INK, ha="right", va="center")
 
 
-def _patch(kind: Kind, word: str) -> Artist:
-    return Patch(label=word, facecolor=theme.shade(kind), edgecolor=theme.PAPER, hatch=theme.HATCHES.get(kind))
+def _patch(kind: Kind, word: str, paleness: float = 0.0) -> Artist:
+    colour, hatch = theme.shade(kind, paleness), theme.HATCHES.get(kind)
+    return Patch(label=word, facecolor=colour, edgecolor=theme.PAPER, hatch=hatch)
 
 
 def _number(text: str, meaning: str, size: float | None = None) -> Artist:

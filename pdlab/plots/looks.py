@@ -87,6 +87,10 @@ class Paleness:
         self.last_turn = max(self.turn.values(), default=0)
 
     @property
+    def palest(self) -> float:
+        return theme.PALEST_VERSION if self.by_version else theme.PALEST_STAGE
+
+    @property
     def meaning(self) -> str:
         """What it means that a box is lighter, in words; empty where it means little."""
         if self.by_version:

@@ -30,11 +30,11 @@ class Place(NamedTuple):
 
 
 class Numbers(PathCollection):
-    """One text in one ink at several places."""
+    """One text at several places."""
 
-    def __init__(self, axes: Axes, text: str, path: Path, ink: str, places: Sequence[Place]) -> None:
+    def __init__(self, axes: Axes, text: str, path: Path, places: Sequence[Place], inks: Sequence[str]) -> None:
         offsets = [(place.x, place.y) for place in places]
-        super().__init__([path], offsets=offsets, offset_transform=axes.transData, facecolors=ink, linewidths=0)
+        super().__init__([path], offsets=offsets, offset_transform=axes.transData, facecolors=inks, linewidths=0)
         self.text = text
         assert axes.figure is not None
         self.set_transform(Affine2D().scale(1 / POINTS_PER_INCH) + axes.figure.dpi_scale_trans)
@@ -42,15 +42,18 @@ class Numbers(PathCollection):
 
 def write(axes: Axes, places: Sequence[Place], size: float) -> None:
     """Write all numbers in one size (points)."""
-    groups: dict[tuple[str, str], list[Place]] = {}
+    lifted: dict[int, list[Place]] = {}
+    texts: dict[str, list[Place]] = {}
     for place in places:
-        groups.setdefault((place.text, place.ink), []).append(place)
-    for (text, _), alike in groups.items():
-        lifted = [place for place in alike if place.on_paper]
-        if lifted:
-            axes.add_collection(Numbers(axes, "", _around(text, size), theme.PAPER, lifted), autolim=False)
-    for (text, ink), alike in groups.items():
-        axes.add_collection(Numbers(axes, text, _shape(text, size), ink, alike), autolim=False)
+        texts.setdefault(place.text, []).append(place)
+        if place.on_paper:
+            lifted.setdefault(len(place.text), []).append(place)
+    for length, alike in lifted.items():
+        paper = _around("0" * length, size)
+        axes.add_collection(Numbers(axes, "", paper, alike, [theme.PAPER]), autolim=False)
+    for text, alike in texts.items():
+        inks = [place.ink for place in alike]
+        axes.add_collection(Numbers(axes, text, _shape(text, size), alike, inks), autolim=False)
 
 
 @lru_cache(maxsize=1024)

@@ -7,14 +7,17 @@ overlaps, and a step *measured* takes as long as its passes one after the other.
 
 On GPUs a pass is only handed out; each device works off what it was handed, in that order, once what it needs is there.
 That is what a *paced* step does: every stage has a clock in the place of a GPU's stream, which moves on by the modelled
-time of what torchgpipe hands it, and the step is over when the last clock is. The order, and with it who waits for whom,
-is torchgpipe's own; the overlap is that of the clocks, not of this machine.
+time of what torchgpipe hands it, and the step ends when the last clock says so. The order, and with it who waits for
+whom, is torchgpipe's own; the overlap is that of the clocks, not of this machine.
 """
 
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from statistics import median
 from typing import Any
@@ -25,7 +28,7 @@ from torch.nn.functional import cross_entropy
 
 from pdlab import reference
 from pdlab.compare import TEACHING_COSTS, ModelOf, digits_batch
-from pdlab.costs import Costs
+from pdlab.costs import Costs, Link
 from pdlab.lab import lab_model
 from pdlab.models import Model
 from pdlab.ops import Kind
@@ -75,11 +78,11 @@ class Stock:
     @property
     def note(self) -> str:
         """What a reader has to know before comparing its time."""
+        shared = "one process, whose CPU devices share one thread, so"
         why = {
-            Mode.PACED: "one process, whose CPU devices share one thread, so no work of it overlaps; each stage has a "
-            "clock, as a GPU has a stream, that moves on by the modelled time of what torchgpipe hands it, in that order",
-            Mode.MEASURED: "one process, whose CPU devices share one thread, so its passes run one after the other "
-            f"(torch has {torch.get_num_threads()} threads within one): not a speed to compare with that of processes",
+            Mode.PACED: f"{shared} nothing of it overlaps; instead each stage has a clock, as a GPU has a stream, which "
+            "moves on by the modelled time of what torchgpipe hands it, in torchgpipe's order",
+            Mode.MEASURED: f"{shared} its passes run one after the other: no speed to compare with that of processes",
         }
         return f"{NAME}: {why.get(self.mode, 'one process, gradients only')}"
 
@@ -129,18 +132,32 @@ def beside(
         raise ValueError(why)
     if steps < 1:
         raise ValueError(f"{steps} steps; give at least 1")
-    error = _gradient_error(model_of(plan, 8), plan, seed)
-    if not timed:
-        return Stock(plan, Mode.LOCAL, None, None, error)
-    clocks = _Clocks(plan.pp, _durations(build(get(BESIDE), plan, model), costs) if costs else None)
-    pipe = _Pipe(model, plan, seed, clocks)
-    seconds = median([pipe.step() for _ in range(steps + 1)][1:])
-    bubble = 1 - clocks.busy / (plan.pp * seconds) if costs else None
-    return Stock(plan, Mode.PACED if costs else Mode.MEASURED, seconds, bubble, error)
+    if costs is not None and costs.link is not Link.CHANNEL:
+        raise ValueError("a paced step has exclusive channels; pace with Link.CHANNEL")
+    with _one_thread():
+        error = _gradient_error(model_of(plan, 8), plan, seed)
+        if not timed:
+            return Stock(plan, Mode.LOCAL, None, None, error)
+        clocks = _Clocks(plan.pp, _durations(build(get(BESIDE), plan, model), costs)) if costs else None
+        pipe = _Pipe(model, plan, seed, clocks)
+        seconds = median([pipe.step() for _ in range(steps + 1)][1:])
+    bubble = 1 - clocks.busy / (plan.pp * seconds) if clocks else None
+    return Stock(plan, Mode.PACED if clocks else Mode.MEASURED, seconds, bubble, error)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As on a rank. torchgpipe starts its worker anew in every step, and with it torch would start a team of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _gradient_error(model: Model, plan: Plan, seed: int) -> float:
-    pipe = _Pipe(model, plan, seed, _Clocks(plan.pp, None))
+    pipe = _Pipe(model, plan, seed)
     pipe.loss().backward()
     parameters = initial_parameters(model, seed, FLOAT[model.itemsize])
     _, expected = reference.gradients(model, parameters, pipe.x, pipe.target)
@@ -153,7 +170,7 @@ def _gradient_error(model: Model, plan: Plan, seed: int) -> float:
 class _Pipe:
     """The reference's network with the lab's initial weights, cut where `Model.stages` cuts it, and the digits."""
 
-    def __init__(self, model: Model, plan: Plan, seed: int, clocks: "_Clocks") -> None:
+    def __init__(self, model: Model, plan: Plan, seed: int, clocks: "_Clocks | None" = None) -> None:
         from torchgpipe import GPipe
 
         dtype = FLOAT[model.itemsize]
@@ -172,8 +189,9 @@ class _Pipe:
         self.smoothing = float(dict(model.recipe[1]).get("smoothing", 0))
         self.optimizer = torch.optim.SGD(self.gpipe.parameters(), lr=Sgd().lr)
         self.clocks = clocks
-        for stage, partition in enumerate(self.gpipe.partitions):
-            partition.register_forward_hook(clocks.hook(stage))
+        if clocks:
+            for stage, partition in enumerate(self.gpipe.partitions):
+                partition.register_forward_hook(partial(clocks.forward, stage))
 
     def loss(self) -> Tensor:
         return cross_entropy(self.gpipe(self.x), self.target, label_smoothing=self.smoothing)
@@ -181,10 +199,12 @@ class _Pipe:
     def step(self) -> float:
         self.optimizer.zero_grad()
         began = time.perf_counter()
-        self.clocks.start(began)
+        if self.clocks:
+            self.clocks.start(began)
         self.loss().backward()
         self.optimizer.step()
-        self.clocks.finish()
+        if self.clocks:
+            self.clocks.finish()
         return time.perf_counter() - began
 
     def gradients(self) -> reference.Parameters:
@@ -224,15 +244,14 @@ def _durations(program: Program, costs: Costs) -> dict[tuple[Any, ...], float]:
 
 
 class _Clocks:
-    """When each stage will be done with what it was handed so far; without durations, nothing of the kind.
+    """When each stage will be done with what it was handed so far.
 
     torchgpipe says of no pass which microbatch it is on. Forwards come in the order of the microbatches; a forward that
-    is run again has the input of the first, which is recognised by its memory: that is kept until then.
+    is run again has the input of the first, which is kept until then and so recognised by its memory.
     """
 
-    def __init__(self, num_stages: int, durations: dict[tuple[Any, ...], float] | None) -> None:
+    def __init__(self, num_stages: int, durations: dict[tuple[Any, ...], float]) -> None:
         self.num_stages, self.durations = num_stages, durations
-        self.busy = 0.0
         self.start(0.0)
 
     def start(self, now: float) -> None:
@@ -242,23 +261,17 @@ class _Clocks:
         self.arrived: dict[tuple[int, int, int], float] = {}
         self.wire: dict[tuple[int, int], float] = {}
 
-    def hook(self, stage: int) -> Any:
-        """To be called after each forward of a stage."""
-
-        def after(_: nn.Module, given: tuple[Tensor], output: Tensor) -> Tensor | None:
-            return self._forward(stage, given[0].data_ptr(), output) if self.durations is not None else None
-
-        return after
-
-    def _forward(self, stage: int, memory: int, output: Tensor) -> Tensor:
+    def forward(self, stage: int, _: nn.Module, given: tuple[Tensor], output: Tensor) -> Tensor:
+        """The hook after a forward of a stage."""
         from torchgpipe import is_recomputing
 
+        memory, known = given[0].data_ptr(), self.inputs[stage]
         if is_recomputing():
-            microbatch = self.inputs[stage].index(memory)
+            microbatch = known.index(memory)
             self._run(Kind.RECOMPUTE, stage, microbatch)
         else:
-            microbatch = len(self.inputs[stage])
-            self.inputs[stage].append(memory)
+            microbatch = len(known)
+            known.append(memory)
             self._run(Kind.FORWARD, stage, microbatch, after=stage - 1, to=stage + 1)
         held: Tensor = _Held.apply(output, self, stage, microbatch)
         return held
@@ -268,7 +281,6 @@ class _Clocks:
 
     def _run(self, kind: Kind, stage: int, microbatch: int, after: int | None = None, to: int = -1) -> None:
         """Hand a pass to a stage: it begins when that is free and what came from `after` is there, then sends."""
-        assert self.durations is not None
         there = self.arrived.get((after, stage, microbatch), 0.0) if after is not None else 0.0
         seconds = self.durations[kind, stage, microbatch]
         end = self.free[stage] = max(time.perf_counter(), self.free[stage], there) + seconds
@@ -279,8 +291,6 @@ class _Clocks:
 
     def finish(self) -> None:
         """Wait for the slowest stage and its step."""
-        if self.durations is None:
-            return
         steps = [self.durations[Kind.STEP, stage, -1] for stage in range(self.num_stages)]
         self.busy += sum(steps)
         done = max(free + step for free, step in zip(self.free, steps, strict=True))
