@@ -8,7 +8,7 @@ CHROMIUMS := chromium chromium-browser google-chrome
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-browser lab bench picture clean
+.PHONY: help env demo test test-browser lab bench sweep picture clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,6 +37,9 @@ lab: env ## open the notebooks in JupyterLab
 
 bench: env ## print the ratios and errors that this machine reaches
 	$(BIN)/python benchmarks/run.py
+
+sweep: env ## run all pipeline schedules on 3584 shapes, where the tests run a sample (minutes)
+	$(BIN)/python benchmarks/sweep.py
 
 picture: env ## redraw the pictures that the README shows
 	for what in schedules layout tradeoff; do $(BIN)/pdlab picture $$what --out docs/$$what.png || exit 1; done

@@ -1,6 +1,6 @@
 """The samples of one step, and whether a program can be run on them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -22,6 +22,12 @@ class Batch:
     labels: np.ndarray
     keys: np.ndarray | None = None
     lengths: np.ndarray | None = None
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What is given, by name."""
+        every = {of.name: getattr(self, of.name) for of in fields(self)}
+        return {name: array for name, array in every.items() if array is not None}
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -148,5 +148,5 @@ def gradient_error(program: Program, result: Result, batch: Batch, seed: int) ->
     dtype = FLOAT[program.model.itemsize]
     parameters = initial_parameters(program.model, seed, dtype, program.mesh.degree(Axis.EP))
     x, target = reference.inputs(program.model, batch.pixels, batch.labels, dtype)
-    _, expected = reference.gradients(program.model, parameters, x, target, batch.keys)
+    _, expected = reference.gradients(program.model, parameters, x, target, batch.keys, batch.lengths)
     return max(reference.relative_errors(assemble(program, result.gradients), expected).values())

@@ -8,10 +8,11 @@ A *row* is one op of one rank, numbered rank by rank in list order. An *event* i
 together.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from pdlab.mesh import Mesh
-from pdlab.ops import COLLECTIVE_KINDS, Kind, Op, Stream, Value, label, payload
+from pdlab.ops import COLLECTIVE_KINDS, P2P_KINDS, Kind, Op, Stream, Value, label, payload
 from pdlab.program import Program, RankProgram
 
 
@@ -58,74 +59,88 @@ def build(program: Program) -> Graph:
 
 
 @dataclass
-class _Life:
-    """How far a value has come on one rank."""
+class _Values:
+    """How far the values of one rank have come: who wrote them (-1: there from the start), has read them, has consumed
+    them."""
 
-    writer: int
-    readers: list[int] = field(default_factory=list)
-    end: int = -1
+    writer: dict[Value, int]
+    readers: dict[Value, list[int]] = field(default_factory=dict)
+    end: dict[Value, int] = field(default_factory=dict)
 
 
 def _add_rank(graph: Graph, r: int, rank: RankProgram) -> None:
-    values = {value: _Life(-1) for value in rank.live_in}
+    values = _Values(dict.fromkeys(rank.live_in, -1))
     heads: dict[Stream, int] = {}
     for position, op in enumerate(rank.ops):
         row = len(graph.ops)
-        waits = []
-        for value in _once(graph, r, position, op):
-            life = values.get(value)
-            if life is None or life.end >= 0:
-                _bad_use(graph, r, position, op, value, life)
-            elif life.writer >= 0:
-                waits.append(life.writer)
-            if life and value in op.consumes:
-                waits += life.readers
-                life.end = row
-            elif life:
-                life.readers.append(row)
+        waits = _awaited(graph, r, position, op, values)
+        _once(r, position, op, op.writes, "writes")
         for value in op.writes:
-            if value in values:
-                other = values[value].writer
-                by = f"op {other - graph.first_row[r]} ({graph.ops[other]})" if other >= 0 else "the start (live_in)"
-                raise ProgramError(
-                    f"rank {r}, op {position} ({op}) writes {value!r}, which {by} has written already; "
-                    "a value is written once: give the second one another name",
-                    ((r, position),),
-                )
-            values[value] = _Life(row)
+            if value in values.writer:
+                raise _written_twice(graph, r, position, op, value, values.writer[value])
+            values.writer[value] = row
         graph.ops.append(op)
         graph.rank_of.append(r)
         graph.previous.append(heads.get(op.stream, -1))
         heads[op.stream] = row
-        graph.waits.append(sorted(set(waits)))
+        graph.waits.append(waits if len(waits) < 2 else sorted(set(waits)))
 
 
-def _once(graph: Graph, r: int, position: int, op: Op) -> tuple[Value, ...]:
-    """The operands of an op, each named only once."""
-    for values, verb in ((op.operands, "is given"), (op.writes, "writes")):
-        if len(set(values)) < len(values):
-            twice = next(value for value in values if values.count(value) > 1)
-            raise ProgramError(
-                f"rank {r}, op {position} ({op}) {verb} {twice!r} twice; give the second one another name",
-                ((r, position),),
-            )
-    return op.operands
+def _awaited(graph: Graph, r: int, position: int, op: Op, values: _Values) -> list[int]:
+    """The rows that an op waits for by what it reads and consumes."""
+    row, waits = len(graph.ops), []
+    writer, readers, end = values.writer, values.readers, values.end
+    operands = op.operands
+    _once(r, position, op, operands, "is given")
+    for value in operands:
+        made = writer.get(value)
+        if made is None or value in end:
+            raise _bad_use(graph, r, position, op, value, end.get(value))
+        if made >= 0:
+            waits.append(made)
+        if value in op.consumes:
+            waits += readers.pop(value, ())
+            end[value] = row
+        elif value in readers:
+            readers[value].append(row)
+        else:
+            readers[value] = [row]
+    return waits
 
 
-def _bad_use(graph: Graph, r: int, position: int, op: Op, value: Value, life: _Life | None) -> None:
-    where = f"rank {r}, op {position} ({op})"
-    if life is None:
+def _once(r: int, position: int, op: Op, values: tuple[Value, ...], verb: str) -> None:
+    """Each value is named only once among the operands of an op."""
+    if len(values) > 1 and len(set(values)) < len(values):
+        twice = next(value for value in values if values.count(value) > 1)
         raise ProgramError(
+            f"rank {r}, op {position} ({op}) {verb} {twice!r} twice; give the second one another name",
+            ((r, position),),
+        )
+
+
+def _written_twice(graph: Graph, r: int, position: int, op: Op, value: Value, other: int) -> ProgramError:
+    by = f"op {other - graph.first_row[r]} ({graph.ops[other]})" if other >= 0 else "the start (live_in)"
+    return ProgramError(
+        f"rank {r}, op {position} ({op}) writes {value!r}, which {by} has written already; "
+        "a value is written once: give the second one another name",
+        ((r, position),),
+    )
+
+
+def _bad_use(graph: Graph, r: int, position: int, op: Op, value: Value, end: int | None) -> ProgramError:
+    where = f"rank {r}, op {position} ({op})"
+    if end is None:
+        return ProgramError(
             f"{where} reads {value!r} before anything writes it; "
             "put the op that writes it (or the receive) earlier in this rank's list",
             ((r, position),),
         )
-    end = life.end - graph.first_row[r]
+    last = end - graph.first_row[r]
     again = "consumes" if value in op.consumes else "reads"
-    raise ProgramError(
-        f"{where} {again} {value!r}, which op {end} ({graph.ops[life.end]}) has consumed; "
+    return ProgramError(
+        f"{where} {again} {value!r}, which op {last} ({graph.ops[end]}) has consumed; "
         "a value is consumed once, by its last reader",
-        ((r, end), (r, position)),
+        ((r, last), (r, position)),
     )
 
 
@@ -133,48 +148,55 @@ def _join(graph: Graph) -> None:
     """Number the events: match the k-th send with the k-th receive, and the k-th collectives of a group."""
     waiting: dict[tuple[object, ...], list[int]] = {}
     turn: dict[tuple[object, ...], int] = {}
+    open_ends: dict[tuple[int, int, Kind], deque[int]] = {}
     mesh = graph.program.mesh
     graph.event_of.extend([-1] * len(graph.ops))
     for row, op in enumerate(graph.ops):
-        rank = graph.rank_of[row]
-        channel = _channel(mesh, rank, op)
-        if channel is None:
+        if op.kind in P2P_KINDS:
+            _pair_up(graph, row, op, open_ends)
+        elif op.kind in COLLECTIVE_KINDS:
+            channel = _channel(mesh, graph.rank_of[row], op)
+            side = (*channel, graph.rank_of[row])
+            key = (*channel, turn.setdefault(side, 0))
+            turn[side] += 1
+            waiting.setdefault(key, []).append(row)
+            if len(waiting[key]) == channel[-1]:
+                _match(graph, waiting.pop(key))
+        else:
             graph.event_of[row] = len(graph.members)
             graph.members.append((row,))
-            continue
-        side = (*channel, rank)
-        key = (*channel, turn.setdefault(side, 0))
-        turn[side] += 1
-        waiting.setdefault(key, []).append(row)
-        if len(waiting[key]) == channel[-1]:
-            _match(graph, waiting.pop(key))
     for rows in waiting.values():
         _unmatched(graph, rows)
+    for ends in open_ends.values():
+        for row in ends:
+            _unmatched(graph, [row])
 
 
-def _channel(mesh: Mesh, rank: int, op: Op) -> tuple[object, ...] | None:
-    """What identifies the counterpart of a communication op; the last entry is the number of members."""
-    if op.kind is Kind.SEND:
-        return ("p2p", rank, op.peer, 2)
-    if op.kind is Kind.RECV:
-        return ("p2p", op.peer, rank, 2)
-    if op.kind in COLLECTIVE_KINDS:
-        if op.axis is None:
-            raise ProgramError(f"rank {rank}: {op} names no axis; a collective says which group it is of")
-        members = mesh.group(rank, op.axis)
-        return ("group", op.axis, members, len(members))
-    return None
+def _pair_up(graph: Graph, row: int, op: Op, open_ends: dict[tuple[int, int, Kind], deque[int]]) -> None:
+    """Match a message's side with the first of the other side that is still alone, or let it wait."""
+    rank = graph.rank_of[row]
+    ends = (rank, op.peer) if op.kind is Kind.SEND else (op.peer, rank)
+    other = Kind.RECV if op.kind is Kind.SEND else Kind.SEND
+    partners = open_ends.get((*ends, other))
+    if partners:
+        _match(graph, [partners.popleft(), row])
+    else:
+        open_ends.setdefault((*ends, op.kind), deque()).append(row)
+
+
+def _channel(mesh: Mesh, rank: int, op: Op) -> tuple[object, ...]:
+    """What identifies the counterparts of a collective; the last entry is the number of members."""
+    if op.axis is None:
+        raise ProgramError(f"rank {rank}: {op} names no axis; a collective says which group it is of")
+    members = mesh.group(rank, op.axis)
+    return ("group", op.axis, members, len(members))
 
 
 def _match(graph: Graph, rows: list[int]) -> None:
     """One event of several rows. They must agree on what they do: the same collective, the same message."""
     first = graph.ops[rows[0]]
     for row in rows[1:]:
-        op = graph.ops[row]
-        message = first.kind in (Kind.SEND, Kind.RECV)
-        same = {op.kind, first.kind} == {Kind.SEND, Kind.RECV} if message else op.kind is first.kind
-        carried = {payload(x.inputs if x.kind is Kind.SEND else x.writes)[:1] for x in (op, first)}
-        if not same or (len(carried) > 1 if message else len(op.writes) != len(first.writes)):
+        if not _agree(first, graph.ops[row]):
             raise ProgramError(
                 f"{graph.describe(rows[0])} meets {graph.describe(row)}; both sides of a communication must name "
                 "the same operation and value, in the same order on every member",
@@ -183,6 +205,13 @@ def _match(graph: Graph, rows: list[int]) -> None:
     for row in rows:
         graph.event_of[row] = len(graph.members)
     graph.members.append(tuple(rows))
+
+
+def _agree(first: Op, op: Op) -> bool:
+    if first.kind in P2P_KINDS:
+        send, receive = (first, op) if first.kind is Kind.SEND else (op, first)
+        return payload(send.inputs)[:1] == payload(receive.writes)[:1]
+    return op.kind is first.kind and len(op.writes) == len(first.writes)
 
 
 def _unmatched(graph: Graph, rows: list[int]) -> None:

@@ -5,7 +5,7 @@ import socket
 import traceback
 from collections.abc import Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import lru_cache
 from io import StringIO
@@ -142,7 +142,7 @@ def _graph(text: str) -> Graph:
 
 def _batches(tensors: Mapping[str, Tensor], num_steps: int) -> list[Batch]:
     """The samples of each step, which travel in one piece."""
-    sent = {name: tensors[name].chunk(num_steps) for name in ("pixels", "labels", "keys") if name in tensors}
+    sent = {of.name: tensors[of.name].chunk(num_steps) for of in fields(Batch) if of.name in tensors}
     return [Batch(**{name: parts[i].numpy() for name, parts in sent.items()}) for i in range(num_steps)]
 
 

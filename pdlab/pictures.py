@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from pdlab import models, plots, study
+from pdlab import bubbles, models, plots, study
 from pdlab.costs import Uniform
 from pdlab.plots import Figure
 from pdlab.simulate import simulate
@@ -27,4 +27,14 @@ def tradeoff() -> Figure:
     return plots.tradeoff(study.study(study.GPT3_BLOCKS, batches, links, 80e9))
 
 
-PICTURES: dict[str, Callable[[], Figure]] = {"schedules": schedules, "layout": layout, "tradeoff": tradeoff}
+def idle() -> Figure:
+    """Every pipeline schedule: how much is idle and how much is held, over microbatches and over ranks."""
+    return plots.bubbles(bubbles.sweep())
+
+
+PICTURES: dict[str, Callable[[], Figure]] = {
+    "schedules": schedules,
+    "layout": layout,
+    "tradeoff": tradeoff,
+    "bubbles": idle,
+}

@@ -42,9 +42,7 @@ def paced(folder: Path, i: int, program: Program, costs: Costs) -> Paced:
 
 def batch_tensors(batches: Sequence[Batch]) -> dict[str, Tensor]:
     """The samples of all steps in one piece."""
-    parts = {name: [getattr(batch, name) for batch in batches] for name in ("pixels", "labels", "keys")}
-    given = {name: arrays for name, arrays in parts.items() if arrays[0] is not None}
-    return {name: torch.tensor(np.concatenate(arrays)) for name, arrays in given.items()}
+    return {name: torch.tensor(np.concatenate([batch.arrays[name] for batch in batches])) for name in batches[0].arrays}
 
 
 def where(progress: Progress | None, programs: Sequence[Program], rank: int) -> str:

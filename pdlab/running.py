@@ -19,6 +19,8 @@ from pdlab.launch import Ranks, Watch
 from pdlab.models import Model
 from pdlab.planning import program_of_arguments, times_of
 from pdlab.program import Program
+from pdlab.stock import torchgpipe
+from pdlab.stock.torchgpipe import Stock
 from pdlab.strategies import Plan, Strategy, build
 from pdlab.trace import Mode
 from pdlab.train import train
@@ -112,11 +114,14 @@ def compare_all(chosen: Sequence[Strategy], given: Namespace) -> None:
         validate(program_of(4))
     make_folder(given.out)
     _say_other_models(made)
-    done: list[Comparison] = []
+    stocked = [strategy for strategy in suited if _has_stock(strategy, given, stages)]
+    done: list[Comparison | Stock] = []
     with pool_of(given, given.ranks) as (pool, costs):
-        for name, program_of in (bar := tqdm(list(made.items()), unit="strategy", leave=False)):
-            bar.set_description(name)
-            done.append(compare(program_of, pool, costs=costs, steps=given.steps))
+        for strategy in (bar := tqdm(suited, unit="strategy", leave=False)):
+            bar.set_description(strategy.name)
+            done.append(compare(made[strategy.name], pool, costs=costs, steps=given.steps))
+            if strategy in stocked:
+                done.append(_stock(strategy, given, stages, costs, timed=pool is not None))
     _write(done, given.out)
 
 
@@ -136,13 +141,35 @@ def _say_other_models(made: dict[str, ProgramOf]) -> None:
         print(f"{', '.join(others)}: on the mlp, since a transformer cannot be split so", flush=True)
 
 
-def _write(done: Sequence[Comparison], folder: Path) -> None:
-    rows = [comparison.summary() for comparison in done]
-    figures = [(comparison.predicted.program.name, figure(comparison)) for comparison in done]
-    moved = plots.bytes_by_collective([one.predicted for one in done], [one.measured for one in done])
-    page = report.write_report(folder, rows, figures, str(done[0].measured.provenance), moved)
+def _has_stock(strategy: Strategy, given: Namespace, stages: int) -> bool:
+    """Whether a stock pipeline can have a row beside the strategy; if not, say so."""
+    if strategy.name != torchgpipe.BESIDE:
+        return False
+    placed = _plan(strategy, given)
+    why = torchgpipe.lacks(placed, lab_model(given, placed, 4, stages))
+    if why:
+        print(why, flush=True)
+    return not why
+
+
+def _stock(strategy: Strategy, given: Namespace, stages: int, costs: Costs | None, timed: bool) -> Stock:
+    def model_of(plan: Plan, itemsize: int) -> Model:
+        return lab_model(given, plan, itemsize, stages)
+
+    placed = _plan(strategy, given)
+    return torchgpipe.beside(placed, model_of=model_of, costs=costs, steps=given.steps, timed=timed)
+
+
+def _write(done: Sequence[Comparison | Stock], folder: Path) -> None:
+    rows = [one.summary() for one in done]
+    ours = [one for one in done if isinstance(one, Comparison)]
+    figures = [(comparison.predicted.program.name, figure(comparison)) for comparison in ours]
+    moved = plots.bytes_by_collective([one.predicted for one in ours], [one.measured for one in ours])
+    notes = [one.note for one in done if isinstance(one, Stock)]
+    about = "\n".join((str(ours[0].measured.provenance), *notes))
+    page = report.write_report(folder, rows, figures, about, moved)
     table = report.write_summary(folder, rows)
-    print(table_text(rows))
+    print("\n\n".join((table_text(rows), *notes)))
     print(f"\nwrote {page} and {table}")
 
 

@@ -4,13 +4,12 @@ Since a program does not branch, the end of an event is the latest end among wha
 and one pass in dependency order finds all of them. The pass touches lists of numbers only.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdlab.collector import paused
 from pdlab.costs import Costs, Link, moved_bytes
 from pdlab.depend import Graph, build
-from pdlab.ops import COMMUNICATION_KINDS, PASS_KINDS, Kind, Op
+from pdlab.ops import COLLECTIVE_KINDS, COMMUNICATION_KINDS, P2P_KINDS, PASS_KINDS, Kind, Op
 from pdlab.order import deadlock, edges
 from pdlab.program import Facts, Program, Role, num_bytes
 from pdlab.trace import Mode, Provenance, Trace
@@ -56,32 +55,44 @@ def compile_plan(graph: Graph, costs: Costs, facts: Facts) -> Plan:
 
 def _durations(graph: Graph, costs: Costs, facts: Facts) -> list[float]:
     """The slowest member sets the duration of a joint event; an op whose guard is false takes none."""
-    program = graph.program
-    seconds = _remembered(lambda op, rank: costs.seconds(op, rank, program, facts))
+    remembered = _Remembered(graph.program, costs, facts)
+    ops, rank_of = graph.ops, graph.rank_of
     durations = []
     for rows in graph.members:
-        durations.append(max(_guarded(graph, row, facts) * seconds(graph.ops[row], graph.rank_of[row]) for row in rows))
+        longest = 0.0
+        for row in rows:
+            op, rank = ops[row], rank_of[row]
+            if op.guard is None or facts.get((rank, op.guard), (1,))[0]:
+                longest = max(longest, remembered.seconds(op, rank))
+        durations.append(longest)
     return durations
 
 
-def _guarded(graph: Graph, row: int, facts: Facts) -> int:
-    guard = graph.ops[row].guard
-    return facts.get((graph.rank_of[row], guard), (1,))[0] if guard else 1
+class _Remembered:
+    """Ops that run the same segment on as many rows, or send a value of the same type, cost the same: ask once."""
 
+    def __init__(self, program: Program, costs: Costs, facts: Facts) -> None:
+        self.program, self.costs, self.facts = program, costs, facts
+        self.known: dict[tuple[object, ...], float] = {}
+        self.rows = [program.rows[program.mesh.data_shard(rank)] for rank in range(program.mesh.size)]
+        self.varying = {name for name, segment in program.model.segments.items() if segment.rows is not None}
 
-def _remembered(seconds: Callable[[Op, int], float]) -> Callable[[Op, int], float]:
-    """Ops that run the same segment on as many rows, or send the same number of bytes, cost the same: ask once."""
-    known: dict[tuple[object, ...], float] = {}
+    def seconds(self, op: Op, rank: int) -> float:
+        key = self._like(op, rank)
+        if key is None:
+            return self.costs.seconds(op, rank, self.program, self.facts)
+        if key not in self.known:
+            self.known[key] = self.costs.seconds(op, rank, self.program, self.facts)
+        return self.known[key]
 
-    def ask(op: Op, rank: int) -> float:
-        if op.kind not in PASS_KINDS and op.kind not in (Kind.SEND, Kind.RECV):
-            return seconds(op, rank)
-        key = (op.kind, op.stage, op.segment, rank, op.microbatch if op.kind in PASS_KINDS else op.inputs, op.pair >= 0)
-        if key not in known:
-            known[key] = seconds(op, rank)
-        return known[key]
-
-    return ask
+    def _like(self, op: Op, rank: int) -> tuple[object, ...] | None:
+        """What decides the cost of an op; None where that is not known. A type that is shared is one object."""
+        if op.kind in P2P_KINDS:
+            value = op.inputs[0] if op.kind is Kind.SEND else op.writes[0]
+            return op.kind, rank, id(self.program.ranks[rank].types[value])
+        if op.kind not in PASS_KINDS or self.program.stages[op.stage][op.segment] in self.varying:
+            return None
+        return op.kind, op.stage, op.segment, rank, self.rows[rank][op.microbatch], op.pair >= 0
 
 
 def run_plan(plan: Plan) -> tuple[list[float], list[float]]:
@@ -118,13 +129,25 @@ def read_trace(plan: Plan, starts: list[float], ends: list[float], costs: Costs,
     graph = plan.graph
     row_starts = [starts[event] for event in graph.event_of]
     row_ends = [ends[event] for event in graph.event_of]
-    moved = [
-        moved_bytes(op, rank, graph.program, facts) if op.kind in COMMUNICATION_KINDS else 0
-        for op, rank in zip(graph.ops, graph.rank_of, strict=True)
-    ]
+    moved = _moved(graph, facts)
     live, before = _live(graph, row_ends, facts)
     link = f"{costs}, {costs.link.value} links"
     return Trace(graph.program, row_starts, row_ends, moved, live, before, Provenance(Mode.SIMULATED, link), facts)
+
+
+def _moved(graph: Graph, facts: Facts) -> list[int]:
+    """Bytes of every communication; messages of one type are as large."""
+    moved, known = [], {}  # type: list[int], dict[tuple[int, int], int]
+    ranks = graph.program.ranks
+    for op, rank in zip(graph.ops, graph.rank_of, strict=True):
+        if op.kind is Kind.SEND:
+            key = rank, id(ranks[rank].types[op.inputs[0]])
+            if key not in known:
+                known[key] = moved_bytes(op, rank, graph.program, facts)
+            moved.append(known[key])
+        else:
+            moved.append(moved_bytes(op, rank, graph.program, facts) if op.kind in COLLECTIVE_KINDS else 0)
+    return moved
 
 
 def _live(graph: Graph, ends: list[float], facts: Facts) -> tuple[list[int], list[int]]:
@@ -135,8 +158,12 @@ def _live(graph: Graph, ends: list[float], facts: Facts) -> tuple[list[int], lis
         held = sum(size.get(value, 0) for value in program.live_in)
         before.append(held)
         first = graph.first_row[rank]
-        for row in sorted(range(first, first + len(program.ops)), key=lambda row: (ends[row], row)):
+        last = first + len(program.ops)
+        for _, row in sorted(zip(ends[first:last], range(first, last), strict=True)):
             op = graph.ops[row]
-            held += sum(size.get(v, 0) for v in op.writes) - sum(size.get(v, 0) for v in op.consumes)
+            for value in op.writes:
+                held += size.get(value, 0)
+            for value in op.consumes:
+                held -= size.get(value, 0)
             live[row] = held
     return live, before

@@ -1,9 +1,9 @@
 """How every picture looks, in one place: colours, hatches, words and sizes.
 
 The colours are those of Okabe and Ito (2008, "Color Universal Design"), which colour-blind readers can tell apart. In
-greyscale print vermilion and green are one grey, so what is split from the full backward is also hatched, and so is what
-runs a second time. Microbatches are told by their numbers, and get only slightly lighter; weight versions are told by
-lightness, and so are the stages of a rank that has several.
+greyscale print vermilion and green are one grey, and so are orange and sky blue: what is split from the full backward,
+and what runs a second time, is also hatched. Microbatches are told by their numbers, and get only slightly lighter;
+weight versions are told by lightness, and so are the stages of a rank that has several.
 """
 
 from functools import lru_cache
@@ -19,15 +19,19 @@ WIDTH: Final = 12.0
 """Inches; a figure is as high as it needs to be."""
 
 PAPER, INK = "#FFFFFF", "#1A1A1A"
-TITLE_SIZE, HEADING_SIZE, TEXT_SIZE, STREAM_SIZE, PRINT_SIZE = 15.0, 12.5, 11.0, 7.5, 8.5
-"""Points: the title, the heading of a panel, axes and legend, the names of communication streams, the small print."""
+TITLE_SIZE, HEADING_SIZE, TEXT_SIZE, SMALL_SIZE, STREAM_SIZE, PRINT_SIZE = 15.0, 12.5, 11.0, 9.5, 7.5, 8.5
+"""Points: the title, the heading of a panel, axes and legend, names with a number beside a strip, the names of
+communication streams, the small print."""
 
 LABEL_SIZES = (11.0, 10.0, 9.0, 8.0, 7.0)
 """Points; a box takes the largest in which its number fits."""
 
-PALEST_MICROBATCH, PALEST_VERSION, PALEST_STAGE = 0.12, 0.6, 0.4
-"""How far towards white the last microbatch, the newest weight version and the last stage of a rank are lightened, from
-0 to 1. A forward stays darker in print than a backward, however late its stage."""
+PALEST_MICROBATCH, PALEST_VERSION = 0.12, 0.6
+"""How far towards white the last microbatch and the newest weight version are lightened, from 0 to 1."""
+
+PALEST_FORWARD, PALEST_BACKWARD = 0.27, 0.5
+"""The same for the last of a rank's stages. Forward, the same of a later stage, backward and the same of a later stage
+are then four greys in print, each as far from the next."""
 
 DIM, DIM_INK = 0.82, "#9A9A9A"
 """How far towards white everything is lightened that a picture is not about, and the grey of its numbers."""

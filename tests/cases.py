@@ -142,6 +142,40 @@ OVERFLOWING = 2.0**15
 """A loss scale at which half precision overflows on the rank with the loud images."""
 
 
+PIPELINES: tuple[tuple[str, dict[str, int]], ...] = (
+    ("naive", {"pp": 3, "microbatches": 2}),
+    ("interleaved_1f1b", {"pp": 4, "microbatches": 6}),
+    ("interleaved_1f1b", {"pp": 2, "microbatches": 5, "virtual": 3}),
+    ("interleaved_1f1b", {"pp": 2, "microbatches": 1, "dp": 2}),
+    ("zb_h1", {"pp": 3, "microbatches": 4, "virtual": 2}),
+    ("zb_h2", {"pp": 4, "microbatches": 8}),
+    ("zb_h2", {"pp": 4, "microbatches": 3}),
+    ("zb_h2", {"pp": 2, "microbatches": 4, "tp": 2}),
+    ("zb_v", {"pp": 4, "microbatches": 7}),
+    ("zb_v", {"pp": 3, "microbatches": 2}),
+    ("zb_v", {"pp": 2, "microbatches": 4, "tp": 2}),
+    ("zb_auto", {"pp": 4, "microbatches": 6, "limit": 8}),
+    ("zb_auto", {"pp": 2, "microbatches": 5, "limit": 1, "dp": 2}),
+    ("dualpipe", {"pp": 4, "microbatches": 8}),
+    ("dualpipe", {"pp": 2, "microbatches": 6, "dp": 2}),
+    ("dualpipe", {"pp": 2, "microbatches": 4, "tp": 2}),
+    ("dualpipe_v", {"pp": 4, "microbatches": 8}),
+    ("dualpipe_v", {"pp": 2, "microbatches": 3, "dp": 2}),
+    ("dualpipe_v", {"pp": 2, "microbatches": 4, "tp": 2}),
+)
+"""The other pipeline schedules, with and without replicas and tensor groups; `test_schedules` has many more shapes."""
+
+
+def pipelines() -> dict[str, Case]:
+    """One sample more than the microbatches share evenly."""
+    cases = {}
+    for name, choices in PIPELINES:
+        plan = Plan(batch=2 * choices.get("dp", 1) * choices["microbatches"] + 1, **choices)
+        model = small_transformer(plan.tp) if plan.tp > 1 else small_mlp()
+        cases[" ".join((name, *(f"{key} {value}" for key, value in choices.items())))] = strategy(name, plan, model)
+    return cases
+
+
 def kill_test() -> dict[str, Case]:
     """Everything that both interpreters must run with no strategy named in either."""
     cases = {
@@ -176,6 +210,7 @@ def kill_test() -> dict[str, Case]:
         cases[f"tensor, recompute {how.value}"] = strategy("tensor", plan, small_transformer(2, dropout=0.1))
         plan, model = replace(plan, tp=4, split=Split.SEQUENCE), small_transformer(4, "sequence", dropout=0.1)
         cases[f"sequence, recompute {how.value}"] = strategy("sequence", plan, model)
+    cases |= pipelines()
     cases["1f1b pp 2 dp 2"] = strategy("1f1b", Plan(pp=2, dp=2, microbatches=3, batch=13))
     cases["zb_h1 pp 2 tp 2"] = strategy("zb_h1", Plan(pp=2, tp=2, microbatches=3, batch=7), small_transformer(2))
     both = Plan(pp=2, tp=2, microbatches=3, batch=7, split=Split.SEQUENCE, recompute=Recompute.FULL, overlap=True)

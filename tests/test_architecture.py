@@ -24,7 +24,7 @@ LAYERS = (
     "strategies lab own_schedule",
     "trace",
     "simulate metrics chrome theme",
-    "critical export calibrate study",
+    "critical export calibrate study bubbles",
     "plots report",
     "data noise batch importing tape layers modules segments optimizers state own execute reference",
     "wire crew pool replies duties launch cluster worker",

@@ -179,6 +179,12 @@ def test_the_grid_has_nothing_to_spare(
     assert max(spans(zb_auto(*search), search[3])) > cost * 1.001
 
 
+def test_a_full_stage_does_not_wait_for_a_forward() -> None:
+    """It is 27.3 where the gap until a forward that memory has no room for counts as short."""
+    times = Times(F=0.5, I=1.0, W=1.0, comm=0.3, M_W=0.8)
+    assert max(spans(zb_auto(4, 9, 5, times), times)) <= 26.8 + 1e-9
+
+
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 6, 8])
 def test_what_each_unit_of_memory_buys_where_all_ops_take_the_same(p: int) -> None:
     """From p M_B on (ZB-H1) each further one is worth one op; with 2p - 1 there is no bubble left."""

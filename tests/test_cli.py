@@ -11,7 +11,10 @@ from pdlab import strategies
 from pdlab.cli import main
 from pdlab.mesh import Axis
 
-LISTED = ("single", "ddp_naive", "ddp", "zero3", "column", "row", "tensor", "sequence", "gpipe", "1f1b", "zb_h1")
+LISTED = (
+    *("single", "ddp_naive", "ddp", "zero3", "column", "row", "tensor", "sequence"),
+    *("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v", "zb_auto", "dualpipe", "dualpipe_v"),
+)
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -36,7 +39,7 @@ def test_every_subcommand_has_help_with_an_example(verb: str, capsys: pytest.Cap
     [
         (("--microbatches", "7"), "--microbatches 7 for a table of 2; leave it out"),
         (("--pp", "3"), "--pp 3 for a table of 2; leave it out"),
-        (("--dp", "4"), "2 rows for --dp 4"),
+        (("--virtual", "2"), "--virtual 2 for a table, which says all that; leave it out"),
     ],
 )
 def test_options_that_a_table_contradicts(
@@ -46,7 +49,7 @@ def test_options_that_a_table_contradicts(
     file.write_text("0F0,0F1,0B0,0B1,0STEP\n1F0,1B0,1F1,1B1,1STEP\n")
     assert main(["simulate", str(file), *words]) == 2
     assert said in capsys.readouterr().err
-    assert main(["simulate", str(file), "--pp", "2", "--microbatches", "2"]) == 0
+    assert main(["simulate", str(file), "--pp", "2", "--microbatches", "2", "--dp", "2"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -97,7 +100,7 @@ def test_files_and_choices_inside_the_layer(tmp_path: Path, capsys: pytest.Captu
     assert main(["simulate", str(program), "--recompute", "full"]) == 2
     assert "for a program that is complete; leave it out" in capsys.readouterr().err
     table = tmp_path / "schedule.csv"
-    table.write_text("0F0,0B0\n0F0,0B0\n")
+    table.write_text("0F0,0B0\n")
     chosen = ("--tp", "2", "--split", "sequence", "--recompute", "partitioned", "--mode", "local", "--json")
     assert json.loads(said(capsys, "run", str(table), *chosen))["grad_max_rel_error"] < 1e-9
     table.write_text("0F0,0R0,0B0\n")
@@ -181,14 +184,21 @@ BAD = {
     "no microbatches": (["simulate", "1f1b", "--microbatches", "0"], "0", "at least 1"),
     "negative degree": (["simulate", "1f1b", "--pp", "-2"], "-2", "at least 1"),
     "degree that is no number": (["simulate", "1f1b", "--pp", "two"], "two", "int"),
-    "virtual stages": (["simulate", "1f1b", "--virtual", "2"], "2", "leave it at 1"),
+    "virtual stages": (["simulate", "1f1b", "--virtual", "2"], "--virtual 2", "leave it out"),
     "pipeline of a whole model": (["simulate", "ddp", "--pp", "2"], "--pp 2", "1f1b"),
-    "more stages than segments": (["run", "1f1b", "--pp", "9"], "9 stages", "at most"),
-    "more stages than segments in compare": (["compare", "1f1b", "--ranks", "9"], "9 stages", "at most"),
+    "more stages than segments": (["run", "1f1b", "--pp", "9", "--depth", "1"], "9 stages", "at most"),
+    "more stages than segments in compare": (
+        ["compare", "1f1b", "--ranks", "9", "--depth", "1"],
+        "9 stages",
+        "at most",
+    ),
     "heads that do not divide": (["run", "tensor", "--tp", "3"], "tp 3", "divide"),
     "no steps": (["run", "1f1b", "--pp", "2", "--steps", "0"], "--steps 0", "at least 1"),
     "batch too small": (["run", "1f1b", "--pp", "2", "--batch", "3"], "3", "at least 8"),
     "file that is not there": (["simulate", "nowhere.csv"], "nowhere.csv", "No such file"),
+    "no table there": (["run", "--schedule", "nowhere.txt"], "nowhere.txt", "No such file"),
+    "no schedule": (["run", "--steps", "1"], "no schedule", "--schedule FILE"),
+    "two schedules": (["show", "1f1b", "--schedule", "own.csv"], "1f1b and --schedule own.csv", "give one of them"),
 }
 
 
@@ -207,14 +217,44 @@ def test_bad_input_is_one_line_and_exit_code_2(what: str, capsys: pytest.Capture
 
 @pytest.mark.parametrize("name", ["damaged.csv", "damaged.json"])
 @pytest.mark.parametrize("content", [b"", b"{", b"0F0,0X1\n", b"\xff\xfe\x00", b'{"mesh": 3}', b"[1, 2]"])
-def test_a_damaged_program_is_one_line(
+def test_a_damaged_program_is_one_line_and_below_it_the_table(
     name: str, content: bytes, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / name
     file.write_bytes(content)
     assert main(["simulate", str(file)]) == 2
-    line = capsys.readouterr().err
-    assert line.count("\n") == 1 and name in line
+    first, *table = capsys.readouterr().err.splitlines()
+    assert first.startswith("pdlab: error: ") and name in first
+    assert bool(table) == (name == "damaged.csv" and content[:1] not in (b"", b"\xff"))
+    assert not table or "]!" in table[1]
+
+
+def test_a_table_of_your_own_is_drawn_predicted_and_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "own.txt"
+    file.write_text("0F0,0F1,,0B0,,0B1\n,1F0,1B0,1F1,1B1\n")
+    given = ("--schedule", str(file))
+    assert (
+        said(capsys, "show", *given)
+        == "rank 0 | 0F0 0F1 .   0B0 .   0B1   0STEP\nrank 1 | .   1F0 1B0 1F1 1B1 1STEP .\n"
+    )
+    assert said(capsys, "show", *given, "--format", "csv") == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+    assert json.loads(said(capsys, "simulate", *given, "--costs", "F=1,B=1", "--json"))["makespan"] == 6
+    assert json.loads(said(capsys, "run", *given, "--mode", "local", "--json"))["grad_max_rel_error"] < 1e-9
+
+
+def test_what_is_too_early_in_a_table_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text("0F0,0F1,,0B0,0B1\n,1F0,1B0,1F1,1B1\n")
+    for verb in ("show", "simulate", "run"):
+        assert main([verb, "--schedule", str(file)]) == 2
+        assert capsys.readouterr().err.splitlines() == [
+            f"pdlab: error: {file}: 0B1 in column 5 needs 1B1, which stands in column 5; move it to column 6 or later "
+            "(or take all blank cells out: then rows say an order and no times)",
+            "the table has 5 columns; the dependencies of this order need at least 6",
+            "column | 1   2   3   4   5",
+            "rank 0 | 0F0 0F1 .   0B0 [0B1]!",
+            "rank 1 | .   1F0 1B0 1F1 1B1",
+        ]
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ from matplotlib.figure import Figure
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from pdlab import plots
+from pdlab import plots, strategies
+from pdlab.bubbles import PIPELINES
 from pdlab.forms import to_json
+from pdlab.launch import Ranks
 from pdlab.trace import Trace
-from pdlab.widgets import Scenario, ScheduleExplorer, pipeline_schedules
+from pdlab.widgets import Scenario, ScheduleExplorer
 from pdlab.widgets.picture import png
 from pdlab.widgets.redraw import DELAY_S
 
@@ -50,17 +52,21 @@ def on_the_page(explorer: ScheduleExplorer, *changes: tuple[str, Any]) -> None:
     asyncio.run(play())
 
 
+def shown(explorer: ScheduleExplorer) -> set[str]:
+    return {part.layout.visibility for part in (explorer.picture, explorer.summary, explorer.python)}
+
+
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Trace]:
     """What has been drawn since."""
     seen: list[Trace] = []
-    timeline = plots.timeline
+    schedule = plots.schedule
 
     def watched(trace: Trace) -> Figure:
         seen.append(trace)
-        return timeline(trace)
+        return schedule(trace)
 
-    monkeypatch.setattr(plots, "timeline", watched)
+    monkeypatch.setattr(plots, "schedule", watched)
     return seen
 
 
@@ -75,8 +81,8 @@ def test_code_draws_at_once(explorer: ScheduleExplorer, name: str, value: Any) -
     assert getattr(explorer.scenario, name) == value
 
 
-def test_the_picture_is_the_timeline_of_the_simulation(explorer: ScheduleExplorer) -> None:
-    assert explorer.picture.value == png(plots.timeline(Scenario("1f1b", pp=2, microbatches=3).predict()))
+def test_the_picture_is_that_of_the_simulation(explorer: ScheduleExplorer) -> None:
+    assert explorer.picture.value == png(plots.schedule(Scenario("1f1b", pp=2, microbatches=3).predict()))
 
 
 @pytest.mark.parametrize("broken", [refuse, break_])
@@ -84,7 +90,7 @@ def test_what_code_makes_impossible_raises_in_code(
     explorer: ScheduleExplorer, monkeypatch: pytest.MonkeyPatch, broken: Callable[..., Figure]
 ) -> None:
     before = explorer.picture.value
-    monkeypatch.setattr(plots, "timeline", broken)
+    monkeypatch.setattr(plots, "schedule", broken)
     with pytest.raises((ValueError, KeyError), match=r"no 3 stages|no such row"):
         explorer.pp = 3
     with pytest.raises((ValueError, KeyError), match=r"no 3 stages|no such row"):
@@ -123,23 +129,33 @@ def test_what_the_page_makes_impossible_is_shown_on_the_page(
 ) -> None:
     before = explorer.picture.value
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(plots, "timeline", broken)
+        patched.setattr(plots, "schedule", broken)
         on_the_page(explorer, ("pp", 3))
     assert said in explorer.trouble.value and unsaid not in explorer.trouble.value
     assert ("test_explorer.py" in explorer.trouble.value) is (broken is break_)
     assert explorer.trouble.layout.display == "block" and explorer.picture.value == before
+    assert shown(explorer) == {"hidden"}, "the picture of something else"
     on_the_page(explorer, ("pp", 4))
     assert explorer.trouble.value == "" and explorer.trouble.layout.display == "none"
-    assert explorer.picture.value != before
+    assert explorer.picture.value != before and shown(explorer) == {"visible"}
 
 
-@pytest.mark.parametrize("scenario", [Scenario(name, pp=3, microbatches=4, I=0.7) for name in pipeline_schedules()])
+SCENARIOS = [
+    *(Scenario(name, pp=4, microbatches=8, I=0.7) for name in PIPELINES),
+    Scenario("interleaved_1f1b", pp=3, microbatches=5, virtual=3),
+    Scenario("zb_h1", pp=2, microbatches=5, virtual=4, W=0.3),
+    Scenario("zb_auto", pp=4, microbatches=8, limit=2.5, F=1.3, I=0.4, W=2.1, comm=0.7),
+    Scenario("dualpipe_v", pp=3, microbatches=5, beside=0.7, comm=0.3),
+]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_python_that_is_shown_makes_the_same_program_and_picture(scenario: Scenario) -> None:
     names: dict[str, Any] = {}
     *statements, picture = scenario.python().splitlines()
     exec("\n".join(statements), names)
     assert to_json(names["program"]) == to_json(scenario.program())
-    assert png(eval(picture, names)) == png(plots.timeline(scenario.predict()))
+    assert png(eval(picture, names)) == png(plots.schedule(scenario.predict()))
 
 
 def test_a_static_picture_stays_for_those_without_a_kernel(explorer: ScheduleExplorer) -> None:
@@ -160,6 +176,11 @@ def test_a_static_picture_stays_for_those_without_a_kernel(explorer: ScheduleExp
         ({"strategy": "ddp"}, "'ddp' is not a pipeline schedule; choose one of naive, gpipe, 1f1b, "),
         ({"pp": 9}, "pp is 9; the slider goes from 1 to 8"),
         ({"comm": -1.0}, "comm is -1; the slider goes from 0 to 2"),
+        ({"virtual": 2}, "virtual is 2 with 1f1b; only interleaved_1f1b, zb_h1 can be told, so leave it out"),
+        ({"limit": 4.0}, "limit is 4 with 1f1b; only zb_auto can be told, so leave it out"),
+        ({"beside": 0.8}, "beside is 0.8 with 1f1b; only dualpipe, dualpipe_v can be told, so leave it out"),
+        ({"strategy": "zb_v", "virtual": 3}, "virtual is 3 with zb_v"),
+        ({"strategy": "zb_auto", "limit": 17.0}, "limit is 17; the slider goes from 1 to 16"),
     ],
 )
 def test_what_no_control_offers_is_refused(given: dict[str, Any], said: str) -> None:
@@ -173,6 +194,92 @@ def test_a_slider_is_not_set_beyond_its_end(explorer: ScheduleExplorer) -> None:
     with pytest.raises(ValueError, match="strategy is 'ddp'; choose one of naive, gpipe"):
         explorer.strategy = "ddp"
     assert explorer.scenario == Scenario("1f1b", pp=2, microbatches=3)
+
+
+# --- controls that not every schedule takes
+
+IDLE = ("virtual", "limit", "beside")
+
+
+def acting(explorer: ScheduleExplorer) -> set[str]:
+    return {name for name in IDLE if not explorer.controls[name].disabled}
+
+
+@pytest.mark.parametrize(
+    ("name", "acts", "stages"),
+    [
+        ("naive", set(), 1),
+        ("interleaved_1f1b", {"virtual"}, 2),
+        ("zb_h1", {"virtual"}, 1),
+        ("zb_v", set(), 2),
+        ("zb_auto", {"limit"}, 1),
+        ("dualpipe", {"beside"}, 1),
+        ("dualpipe_v", {"beside"}, 2),
+    ],
+)
+def test_a_control_acts_where_the_schedule_takes_it(
+    explorer: ScheduleExplorer, name: str, acts: set[str], stages: int
+) -> None:
+    explorer.pp, explorer.microbatches = 4, 8
+    explorer.strategy = name
+    assert acting(explorer) == acts
+    assert explorer.virtual == stages == strategies.get(name).virtual
+    assert explorer.scenario == Scenario(name, pp=4, microbatches=8)
+    other = ScheduleExplorer(name, pp=4, microbatches=8)
+    assert acting(other) == acts and other.virtual == stages and other.scenario == explorer.scenario
+    other.close()
+
+
+def test_a_choice_starts_with_its_own_numbers_and_is_drawn_once(explorer: ScheduleExplorer, drawn: list[Trace]) -> None:
+    explorer.strategy = "interleaved_1f1b"
+    explorer.virtual = 4
+    explorer.pp = 3
+    assert explorer.scenario == Scenario("interleaved_1f1b", pp=3, microbatches=3, virtual=4)
+    explorer.strategy = "zb_auto"
+    assert explorer.scenario == Scenario("zb_auto", pp=3, microbatches=3, limit=3.0)
+    explorer.limit = 1.5
+    explorer.pp = 2
+    assert explorer.scenario.limit == 1.5
+    assert len(drawn) == 6
+    on_the_page(explorer, ("strategy", "interleaved_1f1b"))
+    assert explorer.virtual == 2 and len(drawn) == 7
+
+
+def test_what_the_schedule_does_not_take_cannot_be_set(explorer: ScheduleExplorer) -> None:
+    with pytest.raises(ValueError, match="limit cannot be set here; only zb_auto can be told"):
+        explorer.limit = 3.0
+    with pytest.raises(ValueError, match="virtual cannot be set here; only interleaved_1f1b, zb_h1 can be told"):
+        explorer.virtual = 2
+
+
+def test_shapes_that_a_schedule_refuses_are_shown_as_its_sentence(explorer: ScheduleExplorer) -> None:
+    """dualpipe takes an even number of ranks, and twice as many microbatches."""
+    sentence = "dualpipe with 3 ranks and 8 microbatches; both must be even"
+    explorer.pp, explorer.microbatches = 3, 8
+    on_the_page(explorer, ("strategy", "dualpipe"))
+    assert sentence in explorer.trouble.value and shown(explorer) == {"hidden"}
+    with pytest.raises(ValueError, match=sentence):
+        explorer.F = 2.0
+    explorer.pp = 4
+    assert explorer.trouble.value == "" and shown(explorer) == {"visible"}
+
+
+def test_the_summary_counts_bubbles_both_ways(explorer: ScheduleExplorer) -> None:
+    explorer.comm = 0.0
+    explorer.microbatches, explorer.strategy = 8, "zb_h2"
+    words = explorer.summary.value
+    assert "makespan 25 units · bubble 4.0 %, 0.0 % of the longest time" in words  # (p - 1) / (3 m + p - 1)
+    assert "peak activations of ranks 0, 1, …: 3, 3 M_B" in words
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_schedule_runs_for_real(pool: Ranks, name: str) -> None:
+    explorer = ScheduleExplorer(name, pp=2, microbatches=4, F=0.2, I=0.2, W=0.2, comm=0.0, pool=pool)
+    found = explorer.run(steps=1)
+    assert found.measured.program.name == name and found.grad_max_rel_error < 1e-9
+    assert bytes(explorer.real.picture.value).startswith(PNG)
+    explorer.close()
 
 
 def test_torch_is_loaded_by_a_real_run_only() -> None:
@@ -199,4 +306,4 @@ def execute(breaking: str) -> None:
 def test_a_notebook_fails_where_a_callback_raises() -> None:
     execute("pass")
     with pytest.raises(CellExecutionError, match="'NoneType' object is not callable"):
-        execute("plots.timeline = None")
+        execute("plots.schedule = None")

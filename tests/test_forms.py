@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import NAMES, build, everything, find, from_rows, with_op
+from programs import NAMES, build, everything, find, from_rows, small_model, with_op
 
 from pdlab import forms, models
 from pdlab.forms.recipe import rebuild
-from pdlab.ops import STEP, B, F, I, W, parse
+from pdlab.ops import STEP, B, F, I, Kind, W, parse
 from pdlab.program import Program
 
 EVERYTHING = everything()
@@ -69,7 +69,9 @@ def test_ops_without_operands_are_drawn_too():
 @pytest.mark.parametrize("name", NAMES)
 def test_csv_gives_the_order_back(name: str):
     text = forms.schedule_csv(build(name, microbatches=2))
-    assert [",".join(map(str, row)) for row in forms.parse_csv(text)] == text.splitlines()
+    rows = forms.parse_csv(text)
+    assert "STEP" not in text and all(row[-1].kind is Kind.STEP for row in rows)
+    assert forms.rows_csv([[op for op in row if op.kind is not Kind.STEP] for row in rows]) == text
 
 
 def test_a_table_lowers_to_the_program_that_printed_it():
@@ -78,33 +80,72 @@ def test_a_table_lowers_to_the_program_that_printed_it():
     assert again.ranks == program.ranks
 
 
+def test_a_row_for_each_rank_of_the_first_pipeline():
+    whole = forms.schedule_csv(build("1f1b", ranks=3))
+    assert len(whole.splitlines()) == 3
+    assert forms.schedule_csv(build("1f1b", ranks=3, dp=2, tp=2)) == whole
+    assert len(forms.schedule_csv(build("zero3", ranks=4)).splitlines()) == 1
+
+
+def test_steps_that_are_not_the_last_are_written():
+    for text in ("0F0,0B0,0STEP0,0F1,0B1,0STEP1\n", "0F0,1F0,1B0,1STEP,0B0,0STEP\n"):
+        rows = forms.parse_csv(text)
+        model = small_model(stages=2)
+        assert forms.schedule_csv(from_rows(rows, model)) == text
+
+
 def test_steps_come_at_the_end_where_a_row_has_none():
-    first, second = forms.parse_csv("\ufeff0F0, 0B0 ,,1F0,1I0,1W0\r\n\n,2F0,2STEP,2B0,\n")
-    assert first == [F(0, 0), B(0, 0), F(1, 0), I(1, 0), W(1, 0), STEP(0), STEP(1)]
-    assert second == [F(2, 0), STEP(2), B(2, 0)]
+    first, second = forms.parse_csv("\ufeff0F0, 1F0 ,3F0,3B0,1I0,1W0,0B0\r\n\n  2F0,2B0,2STEP,,\n")
+    assert first == [F(0, 0), F(1, 0), F(3, 0), B(3, 0), I(1, 0), W(1, 0), B(0, 0), STEP(0), STEP(1), STEP(3)]
+    assert second == [F(2, 0), B(2, 0), STEP(2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence", "shown"),
+    [
+        ("0F0,0B0\n1F0,1X0", "rank 1, column 2: '1X0' is not an op; write stage, kind, microbatch", "1F0 [1X0]!"),
+        ("0F0,0F,0B0", "rank 0, column 2: '0F' is not an op", "0F0 [0F]! 0B0"),
+        ("0F0\n\n\n 0.1F0", "rank 1, column 1: '0.1F0' names a segment, and a schedule orders whole", "[0.1F0]!"),
+        ("0F0,-1F0", "rank 0, column 2: '-1F0' is not an op", "0F0 [-1F0]!"),
+        ("0F" + "9" * 5000, "rank 0, column 1: '0F999", "['0F9999"),
+        ("0F0,\u0661F0", "rank 0, column 2: '\u0661F0' is not an op", "0F0 [\u0661F0]!"),
+        ("0F0,0F99999999999", "rank 0, column 2 names microbatch 99999999999, and no cell names microbatch 1", "0F0 ["),
+        ("0F0\n7F0", "rank 1, column 1 names stage 7, and no cell names stage 1", "[7F0]!"),
+        ("0F0,0R0,0B0", "rank 0, column 2: 0R0: a schedule has F, B, I, W and STEP", "0F0 [0R0]! 0B0"),
+        ("(0F0;0W1)OVERLAP_F_B", "overlaps 0F0 with 0W1; a pair is a forward and a full backward", "[(0F0;0W1)"),
+        ("(0F0)OVERLAP_F_B", "'(0F0)OVERLAP_F_B' is not an op", "[(0F0)OVERLAP_F_B]!"),
+        ("0F0,0B0\n0RECV_B0", "rank 1 has no ops; write what it does, or leave its row out", "0RECV_B0 ."),
+        ("0F0\x00,0B0", "rank 0, column 1: '0F0\\x00' is not an op", "['0F0\\x00']! 0B0"),
+    ],
+)
+def test_damaged_tables_are_shown_with_their_cell(text: str, sentence: str, shown: str):
+    with pytest.raises(forms.FormError) as caught:
+        forms.parse_csv(text)
+    first, *table = str(caught.value).splitlines()
+    assert sentence in first and len(first) < 250
+    assert table[0].startswith("column | 1") and shown in "\n".join(table) and len(table) == 1 + len(text.split())
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("0F0,0B0\n1F0,1X0", "row 2, column 2: '1X0' is not an op; write stage, kind, microbatch"),
-        ("0F0,0F,0B0", "row 1, column 2: '0F' is not an op"),
-        ("0F0\n\n\n 0.1F0", "row 4, column 1: '0.1F0' names a segment, and a schedule orders whole stages"),
-        ("0F0,-1F0", "row 1, column 2: '-1F0' is not an op"),
-        ("0F" + "9" * 5000, "row 1, column 1: '0F999"),
-        ("0F0,\u0661F0", "row 1, column 2: '\u0661F0' is not an op"),
-        ("0F0,0F99999999999", "row 1, column 2 names microbatch 99999999999, and no cell names microbatch 1"),
-        ("0F0\n7F0", "row 2, column 1 names stage 7, and no cell names stage 1"),
-        ("", "the table has no ops; write one row per rank"),
+        ("", "the table has no ops; write one row per pipeline rank"),
         (" ,\n,,", "the table has no ops"),
         ("x" * 200_000, "row 1 is not CSV (field larger than field limit"),
-        ("0F0\x00,0B0", "row 1, column 1: '0F0\\x00' is not an op"),
     ],
 )
-def test_damaged_tables_are_told_with_their_cell(text: str, sentence: str):
-    with pytest.raises(ValueError) as caught:
+def test_what_is_no_table_is_one_sentence(text: str, sentence: str):
+    with pytest.raises(forms.FormError) as caught:
         forms.parse_csv(text)
     assert sentence in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 250
+
+
+def test_of_a_huge_table_the_neighbourhood_is_shown():
+    row = ["0F0"] * 30_000 + ["0X0"]
+    with pytest.raises(forms.FormError) as caught:
+        forms.parse_csv("0F0\n" + ",".join(row))
+    text = str(caught.value)
+    assert "rank 1, column 30001: '0X0'" in text and "[0X0]!" in text and len(text) < 1000
 
 
 # --- files
@@ -202,7 +243,7 @@ def edited(*path: Any, to: Any) -> str:
         (edited("types", 3, 2, to=[["dp", "S"]]), "types[3]: ['dp', 'S'] stands where there must be an axis, a spread"),
         (edited("streams", 0, 0, to="lane"), "streams[0]: 'lane' stands where there must be one of compute, group"),
         (edited("ranks", 1, "ops", 2, 0, to="FF"), "ranks[1].ops[2]: 'FF' stands where there must be one of F, B, I"),
-        (edited("ranks", 1, "ops", 2, to=[]), "ranks[1].ops[2]: [] stands where there must be 1 to 12 entries: kind"),
+        (edited("ranks", 1, "ops", 2, to=[]), "ranks[1].ops[2]: [] stands where there must be 1 to 13 entries: kind"),
         (edited("ranks", 1, "ops", 2, 3, to=-2), "ranks[1].ops[2], its microbatch: -2 stands where"),
         (edited("ranks", 1, "ops", 2, 4, to="x:0"), "ranks[1].ops[2]: 'x:0' stands where there must be a list"),
         (edited("ranks", 1, "ops", 0, 4, 0, to=7), "ranks[1].ops[0]: 7 stands where there must be a text"),

@@ -80,6 +80,21 @@ class Index:
         ]
         return sorted(found, key=lambda at: (at.column, at.rank))
 
+    @cached_property
+    def of_stage(self) -> dict[tuple[int, int], list[At]]:
+        """The ops of each rank and stage."""
+        found: dict[tuple[int, int], list[At]] = {}
+        for at in self.everything:
+            found.setdefault((at.rank, at.op.stage), []).append(at)
+        return found
+
+    @cached_property
+    def steps(self) -> dict[tuple[int, int], set[int]]:
+        """For each rank and stage the microbatches that it steps on by themselves; -1 is a step on all of them."""
+        return {
+            key: {at.op.microbatch for at in found if at.op.kind is Kind.STEP} for key, found in self.of_stage.items()
+        }
+
     def needed(self, op: Op) -> Iterator[Deed]:
         """What must have been done before an op."""
         stage, i = op.stage, op.microbatch
@@ -94,7 +109,7 @@ class Index:
 
     def add(self, stage: int) -> str:
         """Where a missing op of a stage belongs."""
-        ranks = sorted({at.rank for at in self.everything if at.op.stage == stage})
+        ranks = [rank for rank, other in self.of_stage if other == stage]
         return f"add it to the row of rank {ranks[0]}" if len(ranks) == 1 else "add it"
 
 
@@ -165,7 +180,7 @@ def _check_step(index: Index, at: At) -> None:
     if at.op.kind is not Kind.STEP:
         return
     stage, i = at.op.stage, at.op.microbatch
-    mine = [other for other in index.everything if other.rank == at.rank and other.op.stage == stage]
+    mine = index.of_stage[at.rank, stage]
     taken = [other for other in mine if "W" in DOES[other.op.kind] and i in (-1, other.op.microbatch)]
     if not taken:
         raise index.table.fault(
@@ -186,6 +201,15 @@ def _check_step(index: Index, at: At) -> None:
             at.place,
             again[0].place,
         )
+    done = {o.op.microbatch for o in mine if o.op.kind is Kind.STEP and o.column <= at.column}
+    early = [o for o in mine if "W" in DOES[o.op.kind] and o.column < at.column and o.op.microbatch not in done]
+    if i >= 0 and early:
+        raise index.table.fault(
+            f"{at.op} in column {at.column + 1} of rank {at.rank} is for microbatch {i} alone, and {early[0].op} in "
+            f"column {early[0].column + 1} would be part of it; move that behind",
+            at.place,
+            early[0].place,
+        )
 
 
 def _check_stepped(index: Index, at: At) -> None:
@@ -193,11 +217,7 @@ def _check_stepped(index: Index, at: At) -> None:
     stage, i = at.op.stage, at.op.microbatch
     if "W" not in DOES[at.op.kind]:
         return
-    steps = {
-        other.op.microbatch
-        for other in index.everything
-        if other.rank == at.rank and other.op.stage == stage and other.op.kind is Kind.STEP
-    }
+    steps = index.steps[at.rank, stage]
     if steps and not steps & {-1, i}:
         raise index.table.fault(
             f"{at.op} on {at.where} is in no step, for stage {stage} steps on each microbatch by itself and there is "

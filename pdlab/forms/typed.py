@@ -94,7 +94,7 @@ def _op(text: str) -> Op:
     if op.segment >= 0:
         raise ValueError(f"{text!r} names a segment, and a schedule orders whole stages; {ALLOWED}")
     if op.kind is Kind.RECOMPUTE:
-        raise ValueError(f"{text!r}: a schedule has F, B, I, W and STEP; what is run again is for --recompute to say")
+        raise ValueError(f"{op}: a schedule has F, B, I, W and STEP; what is run again is for --recompute to say")
     return op
 
 

@@ -4,6 +4,7 @@ row."""
 from pdlab.passes.consume import consume_last_uses
 from pdlab.passes.copies import sum_copies
 from pdlab.passes.cut import cut
+from pdlab.passes.early import receive_early
 from pdlab.passes.excerpt import excerpt
 from pdlab.passes.gather_again import gather_again
 from pdlab.passes.gradients import all_reduce_gradients
@@ -29,6 +30,7 @@ __all__ = [
     "join_pairs",
     "lower",
     "overlap_weight_gradients",
+    "receive_early",
     "recompute",
     "shard_weights",
     "sum_copies",

@@ -74,16 +74,12 @@ class _Line:
     def _bring(self, value: Value, home: Place, use: Place) -> None:
         source = home
         for relay, position in self._between(home, use):
-            if relay == use[0]:
-                break
-            known = self.arrives[relay].get(value)
-            if known is None and relay != home[0]:
+            if value not in self.arrives[relay]:
                 self._send(value, source, (relay, position))
-                self.arrives[relay][value] = known = position
+                self.arrives[relay][value] = position
                 self.relayed.setdefault(relay, {})[value] = self.ranks[home[0]].types[value]
-            source = home if known is None else (relay, known)
-        if source[0] != use[0]:
-            self._send(value, source, use)
+            source = relay, self.arrives[relay][value]
+        self._send(value, source, use)
 
     def _send(self, value: Value, source: Place, target: Place) -> None:
         ends = source[0], target[0]
@@ -92,7 +88,8 @@ class _Line:
         self.messages[ends].append((source[1], target[1], value))
 
     def _between(self, home: Place, use: Place) -> list[Place]:
-        """Where the stages in between have the same microbatch, in the direction that the value takes."""
+        """The other ranks on the way from stage to stage, and where the same microbatch is on each. A way that comes
+        back to a rank (the turn of a V) is cut short there."""
         if home[1] < 0:
             return []
         made, read = self.ranks[home[0]].ops[home[1]], self.ranks[use[0]].ops[use[1]]
@@ -100,7 +97,11 @@ class _Line:
             return []
         step = 1 if read.stage > made.stage else -1
         keys = [(step, stage, read.microbatch) for stage in range(made.stage + step, read.stage, step)]
-        return [self._passes[key] for key in keys if key in self._passes]
+        way = [home]
+        for place in (*(self._passes[key] for key in keys if key in self._passes), use):
+            ranks = [rank for rank, _ in way]
+            way = way[: ranks.index(place[0]) + 1] if place[0] in ranks else [*way, place]
+        return [place for place in way[1:] if place[0] != use[0]]
 
     @cached_property
     def _passes(self) -> dict[tuple[int, int, int], Place]:

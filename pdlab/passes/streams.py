@@ -8,7 +8,8 @@ microbatches, since a send of an activation and a send of a gradient wait for ea
 from dataclasses import replace
 from enum import Enum
 
-from pdlab.ops import COLLECTIVE_KINDS, COMPUTE, Kind, Lane, Op, Stream
+from pdlab.mesh import Axis
+from pdlab.ops import COLLECTIVE_KINDS, COMMUNICATION_KINDS, COMPUTE, Kind, Lane, Op, Stream
 from pdlab.program import Program
 
 
@@ -24,19 +25,26 @@ class Channels(Enum):
 def assign_streams(program: Program, channels: Channels = Channels.PER_DIRECTION) -> Program:
     """Streams for every op of every rank."""
 
+    known: dict[tuple[Kind, Axis | None, int], Stream] = {}
+
     def stream(op: Op) -> Stream:
-        if channels is Channels.ONE_LIST:
+        if channels is Channels.ONE_LIST or op.kind not in COMMUNICATION_KINDS:
             return COMPUTE
-        if op.kind in COLLECTIVE_KINDS:
-            return Stream(Lane.GROUP, op.axis)
-        if op.kind in (Kind.SEND, Kind.RECV):
-            if channels is Channels.PER_PAIR:
-                return Stream(Lane.PAIR, peer=op.peer)
-            return Stream(Lane.TO if op.kind is Kind.SEND else Lane.FROM, peer=op.peer)
-        return COMPUTE
+        key = op.kind, op.axis, op.peer
+        if key not in known:
+            known[key] = _stream(op, channels)
+        return known[key]
 
     def assigned(op: Op) -> Op:
         found = stream(op)
         return op if op.stream == found else op._replace(stream=found)
 
     return program.with_ranks([replace(rank, ops=tuple(map(assigned, rank.ops))) for rank in program.ranks])
+
+
+def _stream(op: Op, channels: Channels) -> Stream:
+    if op.kind in COLLECTIVE_KINDS:
+        return Stream(Lane.GROUP, op.axis)
+    if channels is Channels.PER_PAIR:
+        return Stream(Lane.PAIR, peer=op.peer)
+    return Stream(Lane.TO if op.kind is Kind.SEND else Lane.FROM, peer=op.peer)

@@ -3,12 +3,14 @@
 from matplotlib.figure import Figure
 
 from pdlab.plots.block import block
+from pdlab.plots.bubbles import bubbles
 from pdlab.plots.bytes_moved import bytes_by_collective
 from pdlab.plots.compare import compare
 from pdlab.plots.critical_path import critical_path
 from pdlab.plots.gallery import gallery
 from pdlab.plots.layout import layout
 from pdlab.plots.memory import live_bytes
+from pdlab.plots.schedule import schedule
 from pdlab.plots.timeline import timeline
 from pdlab.plots.tradeoff import tradeoff
 from pdlab.plots.training import loss_curves
@@ -16,6 +18,7 @@ from pdlab.plots.training import loss_curves
 __all__ = [
     "Figure",
     "block",
+    "bubbles",
     "bytes_by_collective",
     "compare",
     "critical_path",
@@ -23,6 +26,7 @@ __all__ = [
     "layout",
     "live_bytes",
     "loss_curves",
+    "schedule",
     "timeline",
     "tradeoff",
 ]

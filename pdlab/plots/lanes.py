@@ -13,13 +13,10 @@ from pdlab.ops import COMPUTE, Kind, Lane
 from pdlab.plots.boxes import WHOLE, Box, Row, boxes, opposite, rows
 from pdlab.plots.labels import labels
 from pdlab.plots.looks import OUTLINE, Look, Paleness, draw_boxes
-from pdlab.plots.numbers import write
+from pdlab.plots.numbers import Name, name_rows, write
 from pdlab.plots.page import PANEL_WIDTH, plain
 from pdlab.plots.units import Unit
 from pdlab.trace import Trace
-
-BESIDE = -0.005
-"""Where names end, left of the axis, as a share of its width."""
 
 
 class Lanes:
@@ -84,14 +81,11 @@ def _name_rows(axes: Axes, placed: Sequence[Row]) -> None:
         other = opposite(row.stream)
         if other is None or (row.rank, other) not in taken:
             name = f"rank {row.rank}" if row.stream == COMPUTE else str(row.stream)
-            names.append((row.top + row.height / 2, name, row.stream == COMPUTE))
+            size = theme.TEXT_SIZE if row.stream == COMPUTE else theme.STREAM_SIZE
+            names.append(Name(name, row.top + row.height / 2, size))
         elif row.stream.lane is Lane.TO:
-            names.append((row.top + row.height, f"to, from {row.stream.peer}", False))
-    axes.set_yticks([])  # texts do the same as tick labels, and are drawn in a quarter of the time
-    beside = axes.get_yaxis_transform()
-    for at, name, is_compute in names:
-        size = theme.TEXT_SIZE if is_compute else theme.STREAM_SIZE
-        axes.text(BESIDE, at, name, transform=beside, size=size, color=theme.INK, ha="right", va="center")
+            names.append(Name(f"to, from {row.stream.peer}", row.top + row.height, theme.STREAM_SIZE))
+    name_rows(axes, names)
 
 
 def _patch(kind: Kind, word: str, paleness: float = 0.0) -> Artist:

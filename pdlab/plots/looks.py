@@ -9,7 +9,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.path import Path
 
 from pdlab import theme
-from pdlab.ops import PASS_KINDS
+from pdlab.ops import FORWARD_KINDS, PASS_KINDS
 from pdlab.plots.boxes import Box, Row
 from pdlab.plots.numbers import Place
 from pdlab.plots.units import Unit
@@ -88,7 +88,8 @@ class Paleness:
 
     @property
     def palest(self) -> float:
-        return theme.PALEST_VERSION if self.by_version else theme.PALEST_STAGE
+        """Of a forward."""
+        return theme.PALEST_VERSION if self.by_version else theme.PALEST_FORWARD
 
     @property
     def meaning(self) -> str:
@@ -103,7 +104,8 @@ class Paleness:
         if self.by_version:
             return theme.PALEST_VERSION * max(0, box.version) / self.last
         if self.last_turn:
-            return theme.PALEST_STAGE * self.turn[box.rank, box.stage] / self.last_turn
+            palest = theme.PALEST_FORWARD if box.kind in FORWARD_KINDS else theme.PALEST_BACKWARD
+            return palest * self.turn[box.rank, box.stage] / self.last_turn
         return theme.PALEST_MICROBATCH * box.microbatch / self.last
 
 

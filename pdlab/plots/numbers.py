@@ -1,5 +1,5 @@
 """Short texts at many places, as shapes: a hundred text objects would take longer to draw than all the rest of a
-picture, and a slider has to be followed.
+picture, and a slider has to be followed. Numbers in boxes, and names of rows.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,9 @@ from pdlab.plots.page import POINTS_PER_INCH
 
 PAD = 1.5
 """Points of paper around a number that is written on a hatched box."""
+
+BESIDE = -0.006
+"""Where names end, left of the axis, as a share of its width."""
 
 
 class Place(NamedTuple):
@@ -54,6 +57,42 @@ def write(axes: Axes, places: Sequence[Place], size: float) -> None:
     for text, alike in texts.items():
         inks = [place.ink for place in alike]
         axes.add_collection(Numbers(axes, text, _shape(text, size), alike, inks), autolim=False)
+
+
+class Name(NamedTuple):
+    """The name of a row: the height of its middle, in the coordinates of the axes, and its size (points)."""
+
+    text: str
+    y: float
+    size: float
+
+
+class Names(PathCollection):
+    """Names of rows, left of the axes."""
+
+    def __init__(self, axes: Axes, names: Sequence[Name]) -> None:
+        shapes = [_ending(name.text, name.size) for name in names]
+        offsets = [(BESIDE, name.y) for name in names]
+        along = axes.get_yaxis_transform()
+        super().__init__(shapes, offsets=offsets, offset_transform=along, facecolors=theme.INK, linewidths=0)
+        self.texts = [name.text for name in names]
+        assert axes.figure is not None
+        self.set_transform(Affine2D().scale(1 / POINTS_PER_INCH) + axes.figure.dpi_scale_trans)
+        self.set_clip_on(False)
+
+
+def name_rows(axes: Axes, names: Sequence[Name]) -> None:
+    axes.set_yticks([])
+    axes.add_collection(Names(axes, names), autolim=False)
+
+
+@lru_cache(maxsize=1024)
+def _ending(text: str, size: float) -> Path:
+    """The outline of a text left of its middle height, in points."""
+    path, zero = TextPath((0, 0), text, size=size), TextPath((0, 0), "0", size=size)
+    height = zero.get_extents()
+    ended = Affine2D().translate(-path.get_extents().x1, -(height.y0 + height.y1) / 2)
+    return Path(path.vertices, path.codes).transformed(ended)
 
 
 @lru_cache(maxsize=1024)

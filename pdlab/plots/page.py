@@ -41,23 +41,25 @@ def page(
     legend: Sequence[Artist],
     print_lines: Sequence[str],
     *,
-    heading: float = HEADING,
+    heading: float | Sequence[float] = HEADING,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with one panel for each of `heights`, each with room for a `heading` above it (inches)."""
+    """A figure with one panel for each of `heights`, each with room for a `heading` above it (inches), or each with its
+    own."""
+    headings = [heading] * len(heights) if isinstance(heading, float) else heading
     titles = _lines(title, theme.TITLE_SIZE)
     prints = [line for text in print_lines for line in _lines(text, theme.PRINT_SIZE)]
     columns = _columns(legend)
     top = EDGE + _height(len(titles), theme.TITLE_SIZE)
     bottom = 2 * EDGE + _height(len(prints), theme.PRINT_SIZE)
     legend_height = _height(ceil(len(legend) / columns), theme.TEXT_SIZE)
-    height = top + sum(heading + h for h in heights) + AXIS + legend_height + bottom
+    height = top + sum(headings) + sum(heights) + AXIS + legend_height + bottom
     figure = Figure(figsize=(theme.WIDTH, height), facecolor=theme.PAPER)
     left = EDGE / theme.WIDTH
     figure.text(left, 1 - EDGE / height, "\n".join(titles), size=theme.TITLE_SIZE, color=theme.INK, va="top")
     figure.text(left, EDGE / height, "\n".join(prints), size=theme.PRINT_SIZE, color=theme.INK, va="bottom")
     if legend:
         _add_legend(figure, legend, columns, bottom / height)
-    return figure, _panels(figure, heights, top, heading)
+    return figure, _panels(figure, heights, top, headings)
 
 
 def plain(axes: Axes, heading: str = "") -> None:
@@ -67,10 +69,10 @@ def plain(axes: Axes, heading: str = "") -> None:
     axes.tick_params(labelsize=theme.TEXT_SIZE, colors=theme.INK)
 
 
-def _panels(figure: Figure, heights: Sequence[float], top: float, heading: float) -> list[Axes]:
+def _panels(figure: Figure, heights: Sequence[float], top: float, headings: Sequence[float]) -> list[Axes]:
     width, height = figure.get_size_inches()
     panels, used = [], top
-    for panel in heights:
+    for panel, heading in zip(heights, headings, strict=True):
         used += heading + panel
         panels.append(figure.add_axes((LEFT / width, 1 - used / height, PANEL_WIDTH / width, panel / height)))
     return panels

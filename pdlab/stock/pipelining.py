@@ -99,10 +99,11 @@ def _check_owners(table: Table) -> None:
 
 def _check_steps(table: Table) -> None:
     for rank, row in enumerate(table.schedule):
-        steps = [i for i, op in enumerate(row) if op.kind is Kind.STEP]
-        if steps[0] < len(row) - len(steps):
+        first = next(i for i, op in enumerate(row) if op.kind is Kind.STEP)
+        later = [op for op in row[first:] if op.kind is not Kind.STEP]
+        if later:
             raise ValueError(
-                f"rank {rank} has {row[steps[0]]} before {row[-1]}, and torch's runtime leaves the step to the user, "
+                f"rank {rank} has {row[first]} before {later[0]}, and torch's runtime leaves the step to the user, "
                 "after all of the table; let every stage step at the end"
             )
 

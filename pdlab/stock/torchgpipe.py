@@ -12,7 +12,6 @@ whom, is torchgpipe's own; the overlap is that of the clocks, not of this machin
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -20,7 +19,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +29,11 @@ from pdlab.compare import TEACHING_COSTS, ModelOf, digits_batch
 from pdlab.costs import Costs, Link
 from pdlab.lab import lab_model
 from pdlab.models import Model
-from pdlab.ops import Kind
 from pdlab.optimizers import Sgd
 from pdlab.passes import Recompute
-from pdlab.program import Program
 from pdlab.report import COLUMNS
-from pdlab.state import FLOAT, initial_parameters, microbatch_of
+from pdlab.state import FLOAT, initial_parameters
+from pdlab.stock.clocks import Clocks, durations
 from pdlab.strategies import Plan, build, get
 from pdlab.trace import Mode
 
@@ -80,8 +77,8 @@ class Stock:
         """What a reader has to know before comparing its time."""
         shared = "one process, whose CPU devices share one thread, so"
         why = {
-            Mode.PACED: f"{shared} nothing of it overlaps; instead each stage has a clock, as a GPU has a stream, which "
-            "moves on by the modelled time of what torchgpipe hands it, in torchgpipe's order",
+            Mode.PACED: f"{shared} its work does not overlap; instead each stage has a clock, as a GPU has a stream, "
+            "that moves on by the modelled time of what torchgpipe hands it, in torchgpipe's order",
             Mode.MEASURED: f"{shared} its passes run one after the other: no speed to compare with that of processes",
         }
         return f"{NAME}: {why.get(self.mode, 'one process, gradients only')}"
@@ -100,9 +97,9 @@ def _unsuited_plan(plan: Plan) -> str | None:
         return f"torchgpipe has one stage on each of its devices and no other axis than pp, not {plan.mesh}"
     if plan.recompute not in CHECKPOINTS:
         return f"torchgpipe runs whole stages again, not --recompute {plan.recompute.value}"
-    batch = sum(plan.rows[0])
-    chunks = len(torch.empty(batch).chunk(plan.microbatches))
-    return f"torchgpipe cuts {batch} samples into {chunks} microbatches" if chunks < plan.microbatches else None
+    batch, count = sum(plan.rows[0]), plan.microbatches
+    chunks = len(torch.empty(batch).chunk(count))
+    return f"torchgpipe cuts {batch} samples into {chunks} microbatches, not {count}" if chunks < count else None
 
 
 def _unsuited_model(model: Model) -> str | None:
@@ -138,8 +135,8 @@ def beside(
         error = _gradient_error(model_of(plan, 8), plan, seed)
         if not timed:
             return Stock(plan, Mode.LOCAL, None, None, error)
-        clocks = _Clocks(plan.pp, _durations(build(get(BESIDE), plan, model), costs)) if costs else None
-        pipe = _Pipe(model, plan, seed, clocks)
+        clocks = Clocks(plan.pp, durations(build(get(BESIDE), plan, model), costs)) if costs else None
+        pipe = Pipe(model, plan, seed, clocks)
         seconds = median([pipe.step() for _ in range(steps + 1)][1:])
     bubble = 1 - clocks.busy / (plan.pp * seconds) if clocks else None
     return Stock(plan, Mode.PACED if clocks else Mode.MEASURED, seconds, bubble, error)
@@ -147,7 +144,7 @@ def beside(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """As on a rank. torchgpipe starts its worker anew in every step, and with it torch would start a team of threads."""
+    """As on a rank. torchgpipe's worker is a new thread in each step, for which torch would start a team of its own."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -157,7 +154,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _gradient_error(model: Model, plan: Plan, seed: int) -> float:
-    pipe = _Pipe(model, plan, seed)
+    pipe = Pipe(model, plan, seed)
     pipe.loss().backward()
     parameters = initial_parameters(model, seed, FLOAT[model.itemsize])
     _, expected = reference.gradients(model, parameters, pipe.x, pipe.target)
@@ -167,10 +164,10 @@ def _gradient_error(model: Model, plan: Plan, seed: int) -> float:
 # --- the pipeline
 
 
-class _Pipe:
+class Pipe:
     """The reference's network with the lab's initial weights, cut where `Model.stages` cuts it, and the digits."""
 
-    def __init__(self, model: Model, plan: Plan, seed: int, clocks: "_Clocks | None" = None) -> None:
+    def __init__(self, model: Model, plan: Plan, seed: int, clocks: Clocks | None = None) -> None:
         from torchgpipe import GPipe
 
         dtype = FLOAT[model.itemsize]
@@ -200,11 +197,11 @@ class _Pipe:
         self.optimizer.zero_grad()
         began = time.perf_counter()
         if self.clocks:
-            self.clocks.start(began)
+            self.clocks.start()
         self.loss().backward()
         self.optimizer.step()
         if self.clocks:
-            self.clocks.finish()
+            time.sleep(max(0.0, self.clocks.finish() - time.perf_counter()))
         return time.perf_counter() - began
 
     def gradients(self) -> reference.Parameters:
@@ -225,88 +222,3 @@ def balance(network: nn.Sequential, model: Model, num_stages: int) -> list[int]:
             counts[stage_of[layers[name]]] += waiting
             waiting = 0
     return counts
-
-
-# --- the clocks of a paced step
-
-
-def _durations(program: Program, costs: Costs) -> dict[tuple[Any, ...], float]:
-    """Seconds of the passes of a stage on a microbatch (kind, stage, microbatch), of messages (SEND, from, to,
-    microbatch), and of steps (STEP, stage, -1)."""
-    found: dict[tuple[Any, ...], float] = defaultdict(float)
-    for stage, rank in enumerate(program.ranks):
-        for op in rank.ops:
-            if op.kind is Kind.SEND:
-                found[op.kind, stage, op.peer, microbatch_of(op.inputs[0])] += costs.seconds(op, stage, program, {})
-            elif op.kind is not Kind.RECV:
-                found[op.kind, stage, op.microbatch] += costs.seconds(op, stage, program, {})
-    return found
-
-
-class _Clocks:
-    """When each stage will be done with what it was handed so far.
-
-    torchgpipe says of no pass which microbatch it is on. Forwards come in the order of the microbatches; a forward that
-    is run again has the input of the first, which is kept until then and so recognised by its memory.
-    """
-
-    def __init__(self, num_stages: int, durations: dict[tuple[Any, ...], float]) -> None:
-        self.num_stages, self.durations = num_stages, durations
-        self.start(0.0)
-
-    def start(self, now: float) -> None:
-        self.busy = 0.0
-        self.free = [now] * self.num_stages
-        self.inputs: list[list[int]] = [[] for _ in range(self.num_stages)]
-        self.arrived: dict[tuple[int, int, int], float] = {}
-        self.wire: dict[tuple[int, int], float] = {}
-
-    def forward(self, stage: int, _: nn.Module, given: tuple[Tensor], output: Tensor) -> Tensor:
-        """The hook after a forward of a stage."""
-        from torchgpipe import is_recomputing
-
-        memory, known = given[0].data_ptr(), self.inputs[stage]
-        if is_recomputing():
-            microbatch = known.index(memory)
-            self._run(Kind.RECOMPUTE, stage, microbatch)
-        else:
-            microbatch = len(known)
-            known.append(memory)
-            self._run(Kind.FORWARD, stage, microbatch, after=stage - 1, to=stage + 1)
-        held: Tensor = _Held.apply(output, self, stage, microbatch)
-        return held
-
-    def backward(self, stage: int, microbatch: int) -> None:
-        self._run(Kind.BACKWARD, stage, microbatch, after=stage + 1, to=stage - 1)
-
-    def _run(self, kind: Kind, stage: int, microbatch: int, after: int | None = None, to: int = -1) -> None:
-        """Hand a pass to a stage: it begins when that is free and what came from `after` is there, then sends."""
-        there = self.arrived.get((after, stage, microbatch), 0.0) if after is not None else 0.0
-        seconds = self.durations[kind, stage, microbatch]
-        end = self.free[stage] = max(time.perf_counter(), self.free[stage], there) + seconds
-        self.busy += seconds
-        if 0 <= to < self.num_stages:
-            sent = max(end, self.wire.get((stage, to), 0.0)) + self.durations[Kind.SEND, stage, to, microbatch]
-            self.arrived[stage, to, microbatch] = self.wire[stage, to] = sent
-
-    def finish(self) -> None:
-        """Wait for the slowest stage and its step."""
-        steps = [self.durations[Kind.STEP, stage, -1] for stage in range(self.num_stages)]
-        self.busy += sum(steps)
-        done = max(free + step for free, step in zip(self.free, steps, strict=True))
-        time.sleep(max(0.0, done - time.perf_counter()))
-
-
-class _Held(torch.autograd.Function):
-    """Leaves numbers alone and tells the clocks when a backward reaches the end of a stage."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, clocks: _Clocks, stage: int, microbatch: int) -> Tensor:
-        ctx.at = clocks, stage, microbatch
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        clocks, stage, microbatch = ctx.at
-        clocks.backward(stage, microbatch)
-        return gradients[0], None, None, None

@@ -18,9 +18,11 @@ DIGITS = 6
 
 
 class FromPage(ipywidgets.Widget):
-    """A control that knows whether the change it is telling of comes from the page."""
+    """A control that knows whether the change it is telling of comes from the page, and which choices elsewhere let it
+    act; with others it is disabled."""
 
     from_page = False
+    only_for: tuple[str, ...] = ()
 
     def set_state(self, sync_data: dict[str, Any]) -> None:
         """ipywidgets calls this for every change that arrives from the page, and for no other."""
@@ -48,7 +50,7 @@ class Whole(FromPage, ipywidgets.IntSlider):
 
 
 class Cost(FromPage, ipywidgets.FloatSlider):
-    """A number with one decimal."""
+    """A number with few decimals."""
 
 
 class Rate(FromPage, ipywidgets.FloatLogSlider):
@@ -80,6 +82,8 @@ def controlled(name: str, doc: str) -> Any:
 
 def put(name: str, control: Control, value: Any) -> None:
     """Set a control from code; ValueError for what it does not offer (a slider would silently go to its end)."""
+    if control.disabled:
+        raise ValueError(f"{name} cannot be set here; only {', '.join(control.only_for)} can be told")
     if isinstance(control, Choice | Stops):
         if value not in control.options:
             raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(str, control.options))}")
@@ -96,8 +100,8 @@ def put(name: str, control: Control, value: Any) -> None:
 
 
 def values(made: Controls) -> dict[str, Any]:
-    """What the controls say now."""
-    return {name: _meant(control.value) for name, control in made.items()}
+    """What the controls say now that act."""
+    return {name: _meant(control.value) for name, control in made.items() if not control.disabled}
 
 
 def _meant(value: Any) -> Any:
@@ -127,10 +131,10 @@ def whole(description: str, most: int) -> Whole:
     return Whole(min=1, max=most, description=description, style=STYLE, layout=LAYOUT)
 
 
-def cost(description: str, least: float, most: float) -> Cost:
-    return Cost(
-        min=least, max=most, step=0.1, description=description, style=STYLE, layout=LAYOUT, readout_format=".1f"
-    )
+def cost(description: str, least: float, most: float, step: float = 0.1) -> Cost:
+    form = ".1f" if step >= 0.1 else ".2f"
+    ends = {"min": least, "max": most, "step": step}
+    return Cost(**ends, description=description, style=STYLE, layout=LAYOUT, readout_format=form)
 
 
 def rate(description: str, least: float, most: float) -> Rate:

@@ -16,7 +16,7 @@ import ipywidgets
 from IPython.display import HTML, display
 
 from pdlab.collector import paused
-from pdlab.widgets.controls import Controls, board, put, values
+from pdlab.widgets.controls import Control, Controls, board, put, values
 from pdlab.widgets.explored import Explored
 from pdlab.widgets.picture import for_readers, frame, png
 from pdlab.widgets.redraw import Redraw
@@ -51,12 +51,14 @@ class Explorer(Generic[S]):
     ) -> None:
         self.controls: Controls = {name: control for column in columns for name, control in column.items()}
         for name, control in self.controls.items():
-            put(name, control, getattr(start, name))
-        self._kind = type(start)
+            if (value := getattr(start, name)) is not None:
+                put(name, control, value)
+        self._kind, self._adapting = type(start), False
+        self._adapt(None)
         self.summary, self.python = ipywidgets.HTML(), ipywidgets.HTML()
         self.trouble, self.picture = TroublePanel(), frame()
         self._drawing = threading.RLock()  # a cell and the page may be served by two threads
-        self._redraw = Redraw(self._draw, self.trouble.show)
+        self._redraw = Redraw(self._draw, self._refuse)
         warm = WarmPool(pool)
         self.real = RunPanel(lambda: self.scenario, warm, steps, hint)
         self._end_processes = weakref.finalize(self, warm.close)
@@ -80,7 +82,17 @@ class Explorer(Generic[S]):
         self._end_processes()
         self.page.close()
 
+    def _adapt(self, changed: Control | None) -> None:
+        """Disable the controls that do not act with what is chosen; after a change of one, set those that follow it."""
+
     def _changed(self, change: Any) -> None:
+        if self._adapting:
+            return
+        self._adapting = True
+        try:
+            self._adapt(change["owner"])
+        finally:
+            self._adapting = False
         if change["owner"].from_page:
             self._redraw.soon()
         else:
@@ -97,6 +109,14 @@ class Explorer(Generic[S]):
             self.summary.value = escape(summary)
             self.python.value = f'<pre style="line-height: 1.3">{escape(scenario.python())}</pre>'
             self.trouble.clear()
+            for part in (self.picture, self.summary, self.python):
+                part.layout.visibility = "visible"
+
+    def _refuse(self, error: Exception) -> None:
+        """The error in place of the picture. What was there keeps its room, so that nothing moves."""
+        self.trouble.show(error)
+        for part in (self.picture, self.summary, self.python):
+            part.layout.visibility = "hidden"
 
     def _ipython_display_(self) -> None:
         """The live explorer, and below it, for those who read the saved notebook without a kernel, the picture of now.

@@ -4,19 +4,18 @@ Costs are in units of one's own choice; a real run takes `UNIT_S` seconds for ea
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from matplotlib.figure import Figure
 
 from pdlab import metrics, plots, strategies
+from pdlab.bubbles import PIPELINES, unit_bytes, within_span
 from pdlab.costs import Uniform
 from pdlab.lab import lab_nominal, lab_transformer
-from pdlab.mesh import Axis
-from pdlab.models.nominal import MEGABYTE
 from pdlab.plots.units import UNITS, percent, three_digits
 from pdlab.program import Program
 from pdlab.simulate import simulate
-from pdlab.strategies import Plan, Times
-from pdlab.strategies.catalog import STRATEGIES
+from pdlab.strategies import Plan, Strategy, Times
 from pdlab.trace import Trace
 from pdlab.widgets.explored import ROWS
 
@@ -28,40 +27,69 @@ from pdlab import lab, plots, strategies
 from pdlab.costs import Uniform
 from pdlab.simulate import simulate
 strategy = strategies.get({strategy!r})
-plan = strategy.chosen(strategies.Plan(pp={pp}, microbatches={m}))
+plan = strategy.chosen(strategies.Plan({plan}))
 program = strategies.build(strategy, plan, lab.lab_nominal(plan.pp, plan.num_stages))
-plots.timeline(simulate(program, Uniform(F={F:g}, I={I:g}, W={W:g}, comm={comm:g})))"""
+plots.schedule(simulate(program, Uniform({costs})))"""
 
 
 def pipeline_schedules() -> tuple[str, ...]:
-    """The names of the strategies of the catalog that spread over pipeline stages."""
-    return tuple(strategy.name for strategy in STRATEGIES if strategy.axis is Axis.PP)
+    """The names of the strategies of the catalog that spread over pipeline ranks."""
+    return PIPELINES
+
+
+@lru_cache
+def takers(field: str) -> tuple[str, ...]:
+    """The schedules that a field acts on which not all take: `virtual`, `limit` or `beside`."""
+    return tuple(name for name in PIPELINES if _takes(strategies.get(name), field))
+
+
+def _takes(strategy: Strategy, field: str) -> bool:
+    if field == "beside":
+        return any(op.pair >= 0 for ops in strategy.schedule(Plan(pp=2, microbatches=4)) for op in ops)
+    return strategy.limited if field == "limit" else strategy.any_virtual
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A pipeline schedule on `pp` stages with `microbatches`, and costs per stage and microbatch (units).
+    """A pipeline schedule on `pp` ranks with `microbatches`, and costs per p-th of the model and microbatch (units).
 
     The full backward is B = I + W, so schedules that split it and schedules that do not are compared fairly.
+
+    Not every schedule takes the rest. A rank holds `virtual` stages (None: as many as the schedule has by itself), at
+    most `limit` M_B (None: p), and an F and a B that overlap take `beside` of F + B (None: all of it). ValueError for
+    one that the schedule does not take. What is None is filled in, so that scenarios that mean the same are equal.
     """
 
     strategy: str
     pp: int = 4
     microbatches: int = 8
+    virtual: int | None = None
+    limit: float | None = None
     F: float = 1.0
     I: float = 1.0
     W: float = 1.0
+    beside: float | None = None
     comm: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.strategy not in pipeline_schedules():
-            known = ", ".join(pipeline_schedules())
-            raise ValueError(f"{self.strategy!r} is not a pipeline schedule; choose one of {known}")
+        if self.strategy not in PIPELINES:
+            raise ValueError(f"{self.strategy!r} is not a pipeline schedule; choose one of {', '.join(PIPELINES)}")
+        own = strategies.get(self.strategy).virtual
+        for field, usual in (("virtual", own), ("limit", float(self.pp)), ("beside", 1.0)):
+            given, takes = getattr(self, field), self.strategy in takers(field)
+            if given is None:
+                object.__setattr__(self, field, usual if takes or field == "virtual" else None)
+            elif not takes and (field, given) != ("virtual", own):
+                raise ValueError(
+                    f"{field} is {given:g} with {self.strategy}; only {', '.join(takers(field))} can be told, so leave "
+                    "it out"
+                )
 
     @property
     def plan(self) -> Plan:
-        times = Times(F=self.F, I=self.I, W=self.W, comm=self.comm)
-        return strategies.get(self.strategy).chosen(Plan(pp=self.pp, microbatches=self.microbatches, times=times))
+        times = Times(F=self.F, I=self.I, W=self.W, comm=self.comm, M_W=1.0)  # as the nominal model has it
+        plan = Plan(pp=self.pp, microbatches=self.microbatches, virtual=self.virtual, limit=self.limit, times=times)
+        return strategies.get(self.strategy).chosen(plan)
 
     @property
     def num_ranks(self) -> int:
@@ -74,19 +102,24 @@ class Scenario:
 
     def costs(self, unit: float = 1.0) -> Uniform:
         """The costs, with `unit` seconds for each unit."""
-        return Uniform(F=self.F * unit, I=self.I * unit, W=self.W * unit, comm=self.comm * unit)
+        return Uniform.of(**{name: value * unit for name, value in self._costs().items()})
 
     def predict(self) -> Trace:
         return simulate(self.program(), self.costs())
 
     def draw(self) -> tuple[Figure, str]:
         predicted = self.predict()
-        return plots.timeline(predicted), summary(predicted)
+        return plots.schedule(predicted), summary(predicted)
 
     def python(self) -> str:
         """The Python that makes the picture of this scenario, with what it imports."""
-        costs = {"F": self.F, "I": self.I, "W": self.W, "comm": self.comm}
-        return CALL.format(strategy=self.strategy, pp=self.pp, m=self.microbatches, **costs)
+        plan = f"pp={self.pp}, microbatches={self.microbatches}"
+        if self.strategy in takers("virtual"):
+            plan += f", virtual={self.virtual}"
+        if self.limit is not None:
+            times = _arguments({name: getattr(self, name) for name in ("F", "I", "W", "comm")} | {"M_W": 1.0})
+            plan += f", limit={self.limit:g}, times=strategies.Times({times})"
+        return CALL.format(strategy=self.strategy, plan=plan, costs=_arguments(self._costs()))
 
     def lab_program(self, itemsize: int) -> Program:
         """The schedule on the lab's transformer, made deep enough for the stages."""
@@ -100,10 +133,25 @@ class Scenario:
     def pace_note(self) -> str:
         return f"{1e3 * UNIT_S:g} ms for a unit of cost"
 
+    def _costs(self) -> dict[str, float]:
+        """By the names of `Uniform`."""
+        costs = {"F": self.F, "I": self.I, "W": self.W}
+        if self.beside not in (None, 1.0):
+            costs["FB"] = self.beside * (self.F + self.I + self.W)
+        return costs | {"comm": self.comm}
+
+
+def _arguments(costs: dict[str, float]) -> str:
+    return ", ".join(f"{name}={value:.12g}" for name, value in costs.items())
+
 
 def summary(predicted: Trace) -> str:
-    """Makespan, bubble and what each rank holds at most, in forwards of one stage."""
-    peaks = ", ".join(map(three_digits, metrics.peak_activations_per_rank(predicted, MEGABYTE)))
-    bubble = percent(metrics.bubble_fraction(predicted))
-    makespan = UNITS.text(predicted.makespan)
-    return f"makespan {makespan} · bubble {bubble} · peak activations of ranks 0, 1, …: {peaks} microbatches"
+    """Makespan, bubble by both ways to count it, and what each rank holds at most, in forwards of a p-th of the
+    model."""
+    unit = unit_bytes(predicted.program)
+    peaks = ", ".join(map(three_digits, metrics.peak_activations_per_rank(predicted, unit)))
+    bubble, within = percent(metrics.bubble_fraction(predicted)), percent(within_span(predicted))
+    return (
+        f"makespan {UNITS.text(predicted.makespan)} · bubble {bubble}, {within} of the longest time from a rank's "
+        f"first op to its last · peak activations of ranks 0, 1, …: {peaks} M_B"
+    )
