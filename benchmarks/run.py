@@ -1,6 +1,6 @@
 """How well the lab predicts and how fast it simulates, on this machine: errors and ratios, each from one run.
 
-.venv/bin/python benchmarks/run.py [simulator] [prediction] [groups] [pool] [kills]
+.venv/bin/python benchmarks/run.py [simulator] [large] [prediction] [pipelines] [groups] [pool] [kills]
 """
 
 import platform
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import psutil
 import torch
 from kills import kills
+from pipelines import large, pipelines
 
 from pdlab import models
 from pdlab.compare import compare_strategy, digits_batch
@@ -37,7 +38,7 @@ def machine() -> str:
 def prediction() -> None:
     """Paced runs against their simulation: step time, bytes, memory."""
     print(f"prediction: {RANKS} gloo ranks, {MICROBATCHES} microbatches, paced, median of 5 steps")
-    print(f"  {'strategy':<10} {'time error':>10} {'bytes':>9} {'peak bytes':>10} {'gradients':>9}")
+    print(f"  {'strategy':<16} {'time error':>10} {'bytes':>9} {'peak bytes':>10} {'gradients':>9}")
     errors = []
     with Ranks(RANKS) as pool:
         for strategy in STRATEGIES:
@@ -49,7 +50,7 @@ def prediction() -> None:
             assert found.error_pct is not None
             errors.append(abs(found.error_pct))
             numbers = f"{found.error_pct:>+9.2f}% {same:>9} {peak:>+9.2f}% {found.grad_max_rel_error:>9.1e}"
-            print(f"  {strategy.name:<10} {numbers}", flush=True)
+            print(f"  {strategy.name:<16} {numbers}", flush=True)
     print(f"  median |time error| {median(errors):.2f} % (aim 3), largest {max(errors):.2f} % (aim 8)")
 
 
@@ -123,10 +124,11 @@ def _timed(work: Callable[[], T], times: int) -> tuple[float, T]:
 
 
 def main() -> None:
-    chosen = sys.argv[1:] or ["simulator", "pool", "prediction", "groups"]
+    chosen = sys.argv[1:] or ["simulator", "large", "pool", "prediction", "groups", "pipelines"]
+    known = (simulator, large, pool, prediction, groups, pipelines, kills)
     print(machine())
     for name in chosen:
-        {"prediction": prediction, "groups": groups, "simulator": simulator, "pool": pool, "kills": kills}[name]()
+        {bench.__name__: bench for bench in known}[name]()
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pdlab.forms import to_json
 from pdlab.launch import Ranks
 from pdlab.trace import Trace
 from pdlab.widgets import Scenario, ScheduleExplorer
+from pdlab.widgets.controls import Choice
 from pdlab.widgets.picture import png
 from pdlab.widgets.redraw import DELAY_S
 
@@ -46,7 +47,9 @@ def on_the_page(explorer: ScheduleExplorer, *changes: tuple[str, Any]) -> None:
 
     async def play() -> None:
         for name, value in changes:
-            explorer.controls[name].set_state({"value": value})
+            control = explorer.controls[name]
+            chosen = {"index": control.options.index(value)} if isinstance(control, Choice) else {"value": value}
+            control.set_state(chosen)
         await asyncio.sleep(5 * DELAY_S)
 
     asyncio.run(play())

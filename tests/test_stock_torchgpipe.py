@@ -80,6 +80,22 @@ def test_forwards_run_again_where_the_mode_says(recompute: str, again: int) -> N
     assert on_clocks(plan, COSTS) == pytest.approx((8 + 3) * (40 + 80) + 2 * 3 * 8 + 5 + again * 40)
 
 
+def flat() -> list[nn.Module]:
+    """The first stage of two has nothing to train, and no backward."""
+    return [nn.Tanh(), nn.Linear(64, 10)]
+
+
+@needs_torchgpipe
+@pytest.mark.parametrize(("recompute", "again"), [("none", 0), ("stage", 40)])
+def test_a_stage_without_weights_is_run_again_but_has_no_backward(recompute: str, again: int) -> None:
+    plan = Plan(pp=2, microbatches=1, batch=2, recompute=recompute)
+    model = own.model("tests.test_stock_torchgpipe:flat")
+    clocks = Clocks(2, durations(build(get("gpipe"), plan, model), COSTS), now=lambda: 0.0)
+    Pipe(model, plan, 0, clocks).loss().backward()
+    assert clocks.finish() == 40 + 8 + 40 + again + 80 + 5
+    assert clocks.free[0] == 40 + again
+
+
 @needs_torchgpipe
 def test_scaled_stages_keep_their_own_times() -> None:
     plan, costs = Plan(pp=3, microbatches=4, batch=4), Uniform(F=1, B=2, scale=(1, 3, 2))

@@ -23,7 +23,8 @@ and of steps (STEP, stage, -1)."""
 
 
 def durations(program: Program, costs: Costs) -> Durations:
-    """What a pipeline of one stage on each rank takes, the segments of a stage together."""
+    """What a pipeline of one stage on each rank takes, the segments of a stage together. A stage without weights has no
+    step, and one with nothing to train before it sends no gradients."""
     found: Durations = defaultdict(float)
     for stage, rank in enumerate(program.ranks):
         for op in rank.ops:
@@ -31,7 +32,7 @@ def durations(program: Program, costs: Costs) -> Durations:
                 found[op.kind, stage, op.peer, microbatch_of(op.inputs[0])] += costs.seconds(op, stage, program, {})
             elif op.kind is not Kind.RECV:
                 found[op.kind, stage, op.microbatch] += costs.seconds(op, stage, program, {})
-    return found
+    return dict(found)
 
 
 class Clocks:
@@ -78,13 +79,15 @@ class Clocks:
         end = self.free[stage] = max(self.now(), self.free[stage], there) + seconds
         self.busy += seconds
         if 0 <= to < self.num_stages:
-            sent = max(end, self.wire.get((stage, to), 0.0)) + self.durations[Kind.SEND, stage, to, microbatch]
+            seconds = self.durations.get((Kind.SEND, stage, to, microbatch), 0.0)
+            sent = max(end, self.wire.get((stage, to), 0.0)) + seconds
             self.arrived[stage, to, microbatch] = self.wire[stage, to] = sent
 
     def finish(self) -> float:
         """Hand out the optimizer's steps; when the slowest stage is done."""
         for stage in range(self.num_stages):
-            self._run(Kind.STEP, stage, -1)
+            if (Kind.STEP, stage, -1) in self.durations:
+                self._run(Kind.STEP, stage, -1)
         return max(self.free)
 
 

@@ -5,7 +5,7 @@ Importing them does not load torch; only a real run does.
 
 from pdlab.widgets.block import BlockScenario
 from pdlab.widgets.block_explorer import BlockExplorer
-from pdlab.widgets.scenario import Scenario, pipeline_schedules
+from pdlab.widgets.scenario import Scenario
 from pdlab.widgets.schedule_explorer import ScheduleExplorer
 
-__all__ = ["BlockExplorer", "BlockScenario", "Scenario", "ScheduleExplorer", "pipeline_schedules"]
+__all__ = ["BlockExplorer", "BlockScenario", "Scenario", "ScheduleExplorer"]

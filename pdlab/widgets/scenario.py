@@ -5,6 +5,7 @@ Costs are in units of one's own choice; a real run takes `UNIT_S` seconds for ea
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -30,11 +31,6 @@ strategy = strategies.get({strategy!r})
 plan = strategy.chosen(strategies.Plan({plan}))
 program = strategies.build(strategy, plan, lab.lab_nominal(plan.pp, plan.num_stages))
 plots.schedule(simulate(program, Uniform({costs})))"""
-
-
-def pipeline_schedules() -> tuple[str, ...]:
-    """The names of the strategies of the catalog that spread over pipeline ranks."""
-    return PIPELINES
 
 
 @lru_cache
@@ -102,7 +98,7 @@ class Scenario:
 
     def costs(self, unit: float = 1.0) -> Uniform:
         """The costs, with `unit` seconds for each unit."""
-        return Uniform.of(**{name: value * unit for name, value in self._costs().items()})
+        return Uniform(**{name: value * unit for name, value in self._costs().items()})
 
     def predict(self) -> Trace:
         return simulate(self.program(), self.costs())
@@ -133,7 +129,7 @@ class Scenario:
     def pace_note(self) -> str:
         return f"{1e3 * UNIT_S:g} ms for a unit of cost"
 
-    def _costs(self) -> dict[str, float]:
+    def _costs(self) -> dict[str, Any]:
         """By the names of `Uniform`."""
         costs = {"F": self.F, "I": self.I, "W": self.W}
         if self.beside not in (None, 1.0):

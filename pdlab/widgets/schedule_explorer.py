@@ -5,9 +5,10 @@ In a cell: `explorer = ScheduleExplorer("1f1b"); explorer`.
 
 from typing import TYPE_CHECKING
 
+from pdlab.bubbles import PIPELINES
 from pdlab.widgets.controls import Control, Controls, choice, controlled, cost, whole
 from pdlab.widgets.explorer import Explorer
-from pdlab.widgets.scenario import UNIT_S, Scenario, pipeline_schedules, takers
+from pdlab.widgets.scenario import UNIT_S, Scenario, takers
 
 if TYPE_CHECKING:
     from pdlab.launch import Ranks
@@ -65,7 +66,7 @@ class ScheduleExplorer(Explorer[Scenario]):
 def _columns() -> tuple[Controls, Controls]:
     """What is run on the left, what it costs on the right."""
     what: Controls = {
-        "strategy": choice("schedule", pipeline_schedules()),
+        "strategy": choice("schedule", PIPELINES),
         "pp": whole("ranks p", 8),
         "microbatches": whole("microbatches m", 16),
         "virtual": whole("stages of a rank v", 4),

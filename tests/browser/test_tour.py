@@ -89,7 +89,7 @@ from pdlab.widgets import ScheduleExplorer
 explorer = ScheduleExplorer()
 def refuse(trace):
     raise ValueError(f"no picture of {trace.program.num_microbatches} microbatches; take 8")
-plots.timeline = refuse
+plots.schedule = refuse
 explorer
 """
 
@@ -103,7 +103,44 @@ def test_what_goes_wrong_after_a_slider_is_shown_on_the_page(lab: Lab, page: Pag
     tour.handle("microbatches m").press("ArrowRight")
     tour.says("no picture of 9 microbatches; take 8", SOON_MS)
     assert tour.picture.get_attribute("src") == before
+    expect(tour.picture).to_be_hidden()  # it is that of 8 microbatches
     tour.shoot("refused")
+    assert not complaints
+
+
+SCHEDULES = """
+from pdlab.widgets import ScheduleExplorer
+explorer = ScheduleExplorer(steps=1)
+explorer
+"""
+
+
+@pytest.mark.timeout(200)
+def test_schedules_are_chosen_on_the_page(lab: Lab, page: Page, complaints: list[str]) -> None:
+    """Controls that a schedule does not take are greyed out; shapes that it refuses are answered by its sentence."""
+    lab.add("schedules.ipynb", SCHEDULES)
+    tour = Tour(page, lab.url("schedules.ipynb"))
+    tour.run_all()
+    for name, stages, takes in (("interleaved_1f1b", "2", ["stages of a rank v"]), ("zb_auto", "1", ["limit"])):
+        tour.choose("schedule", name)
+        tour.says(f"get('{name}')", SOON_MS)
+        for slider in ("stages of a rank v", "limit", "F beside B"):
+            expect(tour.handle(slider)).to_be_visible()
+            assert tour.is_greyed(slider) is (slider not in takes), slider
+        assert tour.reads("stages of a rank v") == stages
+        tour.shoot(f"schedule-{name}", page.locator(".widget-dropdown").first)
+    tour.choose("schedule", "dualpipe")
+    tour.says("get('dualpipe')", SOON_MS)
+    tour.shoot("schedule-dualpipe", page.locator(".widget-dropdown").first)
+    tour.handle("ranks p").press("ArrowRight")
+    tour.says("dualpipe with 5 ranks and 8 microbatches; both must be even", SOON_MS)
+    expect(tour.picture).to_be_hidden()
+    tour.shoot("schedule-refused", page.locator(".widget-dropdown").first)
+    tour.choose("schedule", "dualpipe_v")
+    expect(tour.picture).to_be_visible()
+    for name, size in SIZES.items():
+        page.set_viewport_size(size)
+        tour.shoot(f"schedule-dualpipe_v-{name}", page.locator(".widget-dropdown").first)
     assert not complaints
 
 
@@ -136,7 +173,7 @@ def test_the_explorer_of_a_block_on_the_page(
 
 def explore_and_look(tour: Tour) -> None:
     top = tour.page.locator(".widget-dropdown").first
-    tour.press("stages p", "End")
+    tour.press("ranks p", "End")
     tour.press("comm", "ArrowRight")
     for name, size in SIZES.items():
         tour.page.set_viewport_size(size)

@@ -37,7 +37,7 @@ class Tour:
 
     @property
     def picture(self) -> Locator:
-        """The predicted timeline of the explorer."""
+        """What the explorer predicts."""
         return self.page.locator("img.widget-image").first
 
     @property
@@ -59,6 +59,16 @@ class Tour:
 
     def handle(self, slider: str) -> Locator:
         return self.page.locator(".widget-slider", has_text=slider).locator(".noUi-handle")
+
+    def choose(self, dropdown: str, option: str) -> None:
+        self.page.locator(".widget-dropdown", has_text=dropdown).first.locator("select").select_option(option)
+
+    def is_greyed(self, slider: str) -> bool:
+        return self.page.locator(".widget-slider", has_text=slider).locator("[disabled]").count() > 0
+
+    def reads(self, slider: str) -> str:
+        """The number beside a slider."""
+        return self.page.locator(".widget-slider", has_text=slider).locator(".widget-readout").inner_text()
 
     def press(self, slider: str, key: str) -> None:
         """An arrow key on a slider, and wait for the picture that follows."""
