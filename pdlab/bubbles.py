@@ -6,13 +6,14 @@ arXiv:2401.10241, section 4): then only what is idle between a rank's first and 
 ranks against each other does not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pdlab import metrics
 from pdlab.costs import Uniform
 from pdlab.lab import lab_nominal
 from pdlab.mesh import Axis
+from pdlab.ops import COMPUTE
 from pdlab.program import Program
 from pdlab.simulate import simulate
 from pdlab.strategies import STRATEGIES, Plan, Strategy, Times, build, get
@@ -27,7 +28,8 @@ class Point:
     """One schedule on `p` ranks with `m` microbatches, simulated.
 
     `bubble` is the idle share of ranks x makespan, `within` that of the longest time from a rank's first op to its
-    last, `peak` the most that a rank holds for backwards, in M_B.
+    last, `idle` the longest time that a rank is idle within its own, `peak` the most M_B that a rank holds for
+    backwards.
     """
 
     strategy: str
@@ -35,6 +37,7 @@ class Point:
     m: int
     bubble: float
     within: float
+    idle: float
     peak: float
 
 
@@ -60,8 +63,25 @@ def unit_bytes(program: Program) -> float:
 
 def within_span(trace: Trace) -> float:
     """The idle share of the longest time from a rank's first compute op to its last one."""
-    span = metrics.largest_rank_span(trace)
-    return 1 - max(metrics.busy_per_rank(trace)) / span if span else 0.0
+    idle, span = max(_idle_and_span(trace), key=lambda of: of[1], default=(0.0, 0.0))
+    return idle / span if span else 0.0
+
+
+def idle_between(trace: Trace) -> float:
+    """The longest time that a rank is idle between its first compute op and its last one."""
+    return max((idle for idle, _ in _idle_and_span(trace)), default=0.0)
+
+
+def _idle_and_span(trace: Trace) -> list[tuple[float, float]]:
+    """Of every rank that computes."""
+    found = []
+    for rank, busy in enumerate(metrics.busy_per_rank(trace)):
+        rows = zip(trace.rows_of(rank), trace.program.ranks[rank].ops, strict=True)
+        compute = [row for row, op in rows if op.stream == COMPUTE and op.kind in metrics.COMPUTE_KINDS]
+        if compute:
+            span = max(trace.ends[row] for row in compute) - min(trace.starts[row] for row in compute)
+            found.append((span - busy, span))
+    return found
 
 
 def predicted(name: str, p: int, m: int, costs: Uniform | None = None) -> Point:
@@ -71,7 +91,7 @@ def predicted(name: str, p: int, m: int, costs: Uniform | None = None) -> Point:
     plan = planned(strategy, p, m, costs)
     trace = simulate(build(strategy, plan, lab_nominal(plan.pp, plan.num_stages)), costs)
     peak = max(metrics.peak_activations_per_rank(trace, unit_bytes(trace.program)))
-    return Point(name, p, m, metrics.bubble_fraction(trace), within_span(trace), peak)
+    return Point(name, p, m, metrics.bubble_fraction(trace), within_span(trace), idle_between(trace), peak)
 
 
 def planned(strategy: Strategy, p: int, m: int, costs: Uniform) -> Plan:
@@ -80,6 +100,58 @@ def planned(strategy: Strategy, p: int, m: int, costs: Uniform) -> Plan:
     assert costs.I is not None and costs.W is not None
     times = Times(F=costs.F, I=costs.I, W=costs.W, comm=costs.comm, M_W=1.0)
     return strategy.chosen(Plan(pp=p, microbatches=m, times=times))
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """What the papers give for the idle time between a rank's first op and its last, by p, m and costs."""
+
+    text: str
+    idle: Callable[[int, int, float, float, float, float], float]
+    """Of p, m, F, I, W and FB, with B = I + W."""
+
+
+CLOSED_FORMS: dict[str, ClosedForm] = {
+    "naive": ClosedForm("m (p - 1) (F + B)", lambda p, m, F, I, W, FB: m * (p - 1) * (F + I + W)),
+    "gpipe": ClosedForm("(p - 1) (F + B)", lambda p, m, F, I, W, FB: (p - 1) * (F + I + W)),
+    "1f1b": ClosedForm("(p - 1) (F + B)", lambda p, m, F, I, W, FB: (p - 1) * (F + I + W)),
+    "interleaved_1f1b": ClosedForm("(p - 1) (F + B) / v", lambda p, m, F, I, W, FB: (p - 1) * (F + I + W) / 2),
+    "zb_h1": ClosedForm("(p - 1) (F + I - W)", lambda p, m, F, I, W, FB: (p - 1) * (F + I - W)),
+    "zb_h2": ClosedForm("(p - 1) (F + I - 2W)", lambda p, m, F, I, W, FB: (p - 1) * (F + I - 2 * W)),
+    "zb_v": ClosedForm("0", lambda p, m, F, I, W, FB: 0.0),
+    "dualpipe": ClosedForm("(p / 2 - 1) (FB + B - 3W)", lambda p, m, F, I, W, FB: (p / 2 - 1) * (FB + I - 2 * W)),
+    "dualpipe_v": ClosedForm("(p - 1) (FB + B - 3W) / 2", lambda p, m, F, I, W, FB: (p - 1) * (FB + I - 2 * W) / 2),
+}
+"""GPipe's and 1F1B's in Narayanan et al. 2021 (arXiv:2104.04473, section 2.2), interleaved there too, with v = 2 as
+here; ZB in Qi et al. 2024 (arXiv:2401.10241, table 2; arXiv:2405.15362 for V, at F = I = W), DualPipe in DeepSeek-AI
+2024 (arXiv:2412.19437, table 2). They suppose free messages, and enough microbatches."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The idle time of one schedule by its closed form and simulated, in the unit of the costs."""
+
+    strategy: str
+    formula: str
+    closed_form: float
+    simulated: float
+
+    @property
+    def agrees(self) -> bool:
+        return abs(self.simulated - self.closed_form) < 1e-9 * max(1.0, self.simulated)
+
+
+def check(p: int, m: int, costs: Uniform | None = None) -> list[Check]:
+    """Every schedule that has a closed form and takes the shape."""
+    costs = costs or Uniform()
+    assert costs.I is not None and costs.W is not None
+    beside = costs.F + costs.I + costs.W if costs.FB is None else costs.FB
+    found = []
+    for name, form in CLOSED_FORMS.items():
+        if point := _tried(name, p, m, costs):
+            expected = form.idle(p, m, costs.F, costs.I, costs.W, beside)
+            found.append(Check(name, form.text, expected, point.idle))
+    return found
 
 
 def sweep(

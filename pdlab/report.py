@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 from pdlab.files import write_whole
 from pdlab.plots.units import BYTES, SECONDS, Unit, suited, three_digits
+from pdlab.published import Compared, comparisons
 
 
 class SummaryRow(TypedDict):
@@ -74,18 +75,13 @@ LEGEND = (
     "Gradient error: of the worst parameter, relative, in float64, against one process without any parallelism."
 )
 
-PUBLISHED = (
-    "Nothing on this page reproduces a published table yet. What papers printed is kept in data/published, and "
-    "tests/test_published.py checks the 24 bubble rates of 1F1B and ZB-H1 in the zero-bubble paper (Qi et al. 2024, "
-    "table 5) against simulations of these very schedules."
-)
-
 STYLE = """
 :root { color-scheme: light; }
 body { margin: 0 auto; padding: 1.2rem; max-width: 96rem; font: 1rem/1.45 system-ui, sans-serif; color: #1a1a1a;
   background: #fff; }
 h1 { font-size: 1.5rem; margin: 0 0 .8rem; }
 h2 { font-size: 1.2rem; margin: 2.2rem 0 .4rem; }
+h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
 .small { font-size: .85rem; color: #444; max-width: 75ch; overflow-wrap: anywhere; white-space: pre-line; }
 .wide { overflow-x: auto; margin: 0; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
@@ -93,6 +89,7 @@ th, td { padding: .3rem .45rem; text-align: right; vertical-align: bottom; borde
 td { white-space: nowrap; }
 thead th { font-weight: 600; border-color: #444; }
 thead tr:first-child th[colspan] { text-align: center; border-color: #ccc; }
+th.first, td.first { padding-left: .7rem; }
 th.text, td.text { text-align: left; }
 a { color: #005a8f; }
 img { display: block; width: 100%; height: auto; }
@@ -100,14 +97,14 @@ img { display: block; width: 100%; height: auto; }
   thead { display: none; }
   table, tbody, tr { display: block; font-size: 1rem; }
   tr { border: 1px solid #999; border-radius: .4rem; margin: 0 0 1rem; padding: .3rem .7rem; }
-  td, td.text { display: flex; justify-content: space-between; gap: 1rem; padding: .2rem 0; border: 0; }
+  td, td.text, td.first { display: flex; justify-content: space-between; gap: 1rem; padding: .2rem 0; border: 0; }
   td::before { content: attr(data-label); color: #444; }
   td:first-child { font-size: 1.15rem; font-weight: 600; }
   img { min-width: 52rem; }
 }
 @media print {
   body { padding: 0; font-size: 9pt; }
-  th, td { padding: 2pt; font-size: 6.5pt; }
+  th, td, th.first, td.first { padding: 2pt; font-size: 6.5pt; }
   .wide { overflow: visible; }
   section { break-inside: avoid; }
   img { width: auto; max-width: 100%; max-height: 23cm; }
@@ -137,7 +134,7 @@ def write_report(
 ) -> Path:
     """`report.html`: the table, then for each named figure a section; a strategy in the table leads to its own.
 
-    What all strategies sent follows if there is a figure of it, and what is known of published tables.
+    What all strategies sent follows if there is a figure of it, and the tables of `published`, which take some seconds.
     """
     names = [name for name, _ in figures]
     parts = [
@@ -146,7 +143,7 @@ def write_report(
     ]
     if bytes_moved:
         parts.append(_section("bytes", "Bytes by collective", _picture("bytes by collective", bytes_moved)))
-    parts.append(_section("published", "Published tables", f'<p class="small">{escape(PUBLISHED)}</p>'))
+    parts.append(_section("published", "Published tables", _published()))
     sections = "\n".join(parts)
     page = f"""<!DOCTYPE html>
 <html lang="en">
@@ -170,6 +167,36 @@ def write_report(
 
 def _section(identity: str, heading: str, content: str) -> str:
     return f'<section id="{identity}">\n<h2>{escape(heading)}</h2>\n{content}\n</section>'
+
+
+def _published() -> str:
+    """What papers printed; a report is worth having without it."""
+    try:
+        return "\n".join(map(_compared, comparisons()))
+    except ValueError as missing:
+        return f'<p class="small">{escape(str(missing))}</p>'
+
+
+def _compared(table: Compared) -> str:
+    """A heading with no words below it stands over text; the others over numbers, a little apart from each other."""
+    top = "".join(
+        f'<th colspan="{len(words)}" class="first">{escape(heading)}</th>'
+        if words[0]
+        else f'<th rowspan="2" class="text">{escape(heading)}</th>'
+        for heading, words in table.groups
+    )
+    columns = [(heading, word, i) for heading, words in table.groups for i, word in enumerate(words)]
+    looks = [' class="text"' if not word else ' class="first"' if i == 0 else "" for _, word, i in columns]
+    labels = [escape(f"{heading} {word}".strip()) for heading, word, _ in columns]
+    second = "".join(f"<th{look}>{word}</th>" for look, (_, word, _) in zip(looks, columns, strict=True) if word)
+    lines = "\n".join(
+        "<tr>" + "".join(map('<td{} data-label="{}">{}</td>'.format, looks, labels, map(escape, line))) + "</tr>"
+        for line in table.lines
+    )
+    return (
+        f'<h3>{escape(table.title)}</h3>\n<div class="wide"><table>\n<thead><tr>{top}</tr>\n<tr>{second}</tr></thead>\n'
+        f'<tbody>\n{lines}\n</tbody>\n</table></div>\n<p class="small">{escape(table.notes)}</p>'
+    )
 
 
 def _picture(what: str, figure: Figure) -> str:

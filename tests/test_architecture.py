@@ -24,7 +24,7 @@ LAYERS = (
     "strategies lab own_schedule",
     "trace",
     "simulate metrics chrome theme",
-    "critical export calibrate study bubbles",
+    "critical export calibrate study bubbles published",
     "plots report",
     "data noise batch importing tape layers modules segments optimizers state own execute reference",
     "wire crew pool replies duties launch cluster worker",

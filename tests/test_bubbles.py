@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from pdlab import bubbles, metrics, models, plots, theme
-from pdlab.bubbles import PIPELINES, Bubbles, Point, predicted, sweep, unit_bytes, within_span
+from pdlab.bubbles import PIPELINES, Bubbles, Point, check, predicted, sweep, unit_bytes, within_span
 from pdlab.costs import Uniform
 from pdlab.lab import lab_nominal, lab_transformer
 from pdlab.ops import Kind
@@ -34,7 +34,8 @@ def test_bubbles_and_peaks_by_hand(p: int, m: int) -> None:
     assert points["naive"].bubble == pytest.approx((p - 1) / p)
     assert points["gpipe"].bubble == points["1f1b"].bubble == pytest.approx((p - 1) / (m + p - 1))
     assert points["interleaved_1f1b"].bubble == pytest.approx((p - 1) / (2 * m + p - 1))
-    assert points["zb_h1"].bubble == points["zb_h1"].within == pytest.approx((p - 1) / (3 * m + p - 1))
+    h1 = points["zb_h1"]
+    assert [h1.bubble, h1.within] == pytest.approx([(p - 1) / (3 * m + p - 1)] * 2)
     assert [points[name].within for name in ("zb_h2", "zb_v")] == pytest.approx([0, 0])
     assert points["zb_h2"].bubble == pytest.approx((p - 1) / (3 * m + p - 1))
     peaks = {name: points[name].peak for name in ("naive", "gpipe", "1f1b", "zb_h1", "zb_h2", "zb_v", "zb_auto")}
@@ -59,6 +60,36 @@ def test_M_B_is_what_a_p_th_of_the_model_saves() -> None:
     saved = [sum(program.model.segments[name].saved.per_row for name in stage) for stage in program.stages]
     assert unit_bytes(program) == 2 * 2 * max(saved)  # two rows of two stages
     assert unit_bytes(build(get("1f1b"), Plan(pp=2), models.nominal(2, M_B=0, M_W=0))) == 1
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 12), (8, 16)])
+def test_closed_forms_hold_at_equal_times_and_free_messages(p: int, m: int) -> None:
+    found = check(p, m)
+    assert {one.strategy for one in found} == set(PIPELINES) - {"zb_auto"}
+    assert [one for one in found if not one.agrees] == []
+
+
+@pytest.mark.parametrize(
+    ("m", "costs", "differ"),
+    [
+        (3, Uniform(), {"interleaved_1f1b", "zb_h1", "zb_h2", "zb_v", "dualpipe_v"}),
+        (10, Uniform(), set()),
+        (8, Uniform(comm=0.25), set(PIPELINES) - {"zb_auto"}),
+        (8, Uniform(F=1, I=1.5, W=0.5), {"zb_v", "dualpipe", "dualpipe_v"}),
+        (8, Uniform(F=1, I=1, W=2), {"zb_h1", "zb_h2", "zb_v", "dualpipe", "dualpipe_v"}),
+    ],
+)
+def test_closed_forms_differ_where_what_they_suppose_does_not_hold(m: int, costs: Uniform, differ: set[str]) -> None:
+    assert {one.strategy for one in check(4, m, costs) if not one.agrees} == differ
+
+
+@pytest.mark.parametrize("FB", [3.0, 2.4, 2.0])
+def test_a_pair_that_takes_less_leaves_less_idle_than_its_closed_form(FB: float) -> None:
+    """It is exact where a pair takes F + B; below, the way there and back gets shorter than the form supposes."""
+    for one in check(8, 16, Uniform(F=1, B=2, FB=FB)):
+        if "dualpipe" in one.strategy:
+            assert one.agrees == (FB == 3.0)
+            assert one.simulated <= one.closed_form + 1e-9
 
 
 def test_a_sweep_has_every_schedule_at_every_shape_that_it_takes() -> None:
@@ -102,12 +133,12 @@ def texts(figure: Figure) -> list[Text]:
 
 def many(names: Sequence[str]) -> Bubbles:
     """Every schedule, all ending as near to each other as they can without being one."""
-    points = [Point(n, 8, m, (0.2 + i / 200) / m, 0.1, 8 + i / 9) for i, n in enumerate(names) for m in (8, 16)]
+    points = [Point(n, 8, m, (0.2 + i / 200) / m, 0.1, 1.0, 8 + i / 9) for i, n in enumerate(names) for m in (8, 16)]
     return Bubbles(8, 16, tuple(points), tuple(Point(p.strategy, p.m, 16, *_rest(p)) for p in points), Uniform())
 
 
-def _rest(point: Point) -> tuple[float, float, float]:
-    return point.bubble, point.within, point.peak
+def _rest(point: Point) -> tuple[float, float, float, float]:
+    return point.bubble, point.within, point.idle, point.peak
 
 
 @pytest.mark.parametrize("crowded", [False, True])

@@ -271,8 +271,8 @@ def test_the_summary_counts_bubbles_both_ways(explorer: ScheduleExplorer) -> Non
     explorer.comm = 0.0
     explorer.microbatches, explorer.strategy = 8, "zb_h2"
     words = explorer.summary.value
-    assert "makespan 25 units · bubble 4.0 %, 0.0 % of the longest time" in words  # (p - 1) / (3 m + p - 1)
-    assert "peak activations of ranks 0, 1, …: 3, 3 M_B" in words
+    assert "makespan 25 units · bubble 4.0 %, between a rank&#x27;s first and last op 0.0 %" in words  # (p - 1) / (3 m + p - 1)
+    assert "peaks 3, 3 M_B" in words
 
 
 @pytest.mark.processes

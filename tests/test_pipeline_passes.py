@@ -185,6 +185,14 @@ def test_gpipe_with_recomputation_keeps_one_input_for_each_microbatch() -> None:
     assert max(saved) == 4 * 10**6  # four layers of one microbatch
 
 
+def test_recomputing_waits_for_no_message() -> None:
+    """What the first forward sends was freed by an op that waited for the send; torchgpipe's order has no such wait. A
+    stage runs its first forward again while it waits for the gradient, so only m of them are seen."""
+    program = made("gpipe", pp=4, microbatches=8, recompute="stage")
+    assert simulate(program, Uniform(F=1, B=2, comm=0.25)).makespan == pytest.approx((8 + 3) * 3 + 8 + 6 * 0.25)
+    assert not any(op.kind is Kind.FREE and not op.inputs[0].count("/again") for op in program.ranks[1].ops)
+
+
 # --- receives
 
 

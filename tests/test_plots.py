@@ -34,7 +34,7 @@ from pdlab.passes import (
 )
 from pdlab.plots import bytes_by_collective, compare, critical_path, live_bytes, schedule, timeline
 from pdlab.plots.boxes import LOWER, UPPER, WHOLE, Box, boxes
-from pdlab.plots.held import Strips
+from pdlab.plots.held import Strips, in_M_B
 from pdlab.plots.lanes import Lanes
 from pdlab.plots.looks import Boxes
 from pdlab.plots.numbers import Names, Numbers
@@ -522,8 +522,8 @@ def test_strips_hold_what_the_metrics_say(name: str, unit: float | None) -> None
     assert strips.peaks == pytest.approx(peaks)
     figure = schedule(trace)
     words, _ = names(figure.axes[1])
-    assert words == [f"rank {rank}: {three_digits(peak)}" for rank, peak in enumerate(peaks)]
-    assert f"at most {three_digits(max(peaks))} M_B held" in said(figure)
+    assert words == [f"rank {rank}: {in_M_B(peak)}" for rank, peak in enumerate(peaks)]
+    assert f"at most {in_M_B(max(peaks))} M_B held" in said(figure)
     assert len({axes.get_xlim() for axes in figure.axes}) == 1
 
 

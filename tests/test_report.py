@@ -10,8 +10,9 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.figure import Figure
 
+from pdlab import published, report
 from pdlab.files import make_folder, write_whole
-from pdlab.report import COLUMNS, PUBLISHED, SummaryRow, write_report, write_summary
+from pdlab.report import COLUMNS, SummaryRow, write_report, write_summary
 
 ROW: SummaryRow = {
     "strategy": "1f1b",
@@ -42,7 +43,7 @@ VOID = {"meta", "img", "br", "link", "hr", "input"}
 
 
 class Page(HTMLParser):
-    """What is on a page: its elements, the cells of its table by label, and whether every element is closed."""
+    """What is on a page: its elements, the cells of its tables by label, and whether every element is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -101,7 +102,7 @@ def test_the_report_needs_nothing_but_itself(tmp_path: Path, figure: Figure) -> 
 
 
 def test_the_table_is_in_words_and_units(tmp_path: Path) -> None:
-    _, _, first, second = page(write_report(tmp_path, [ROW, SINGLE], [], "")).cells
+    first, second = page(write_report(tmp_path, [ROW, SINGLE], [], "")).cells[2:4]
     assert first == {
         "strategy": "1f1b",
         "ranks": "4",
@@ -131,16 +132,48 @@ def test_a_strategy_leads_to_its_picture(tmp_path: Path, figure: Figure) -> None
 def test_bytes_and_published_tables_have_their_sections(tmp_path: Path, figure: Figure) -> None:
     path = write_report(tmp_path, [ROW], [("1f1b", figure)], "", figure)
     assert [section["id"] for section in page(path).all("section")] == ["s0", "bytes", "published"]
-    assert "data/published" in path.read_text() and "tests/test_published.py" in path.read_text()
     assert [section["id"] for section in page(write_report(tmp_path, [ROW], [], "")).all("section")] == ["published"]
 
 
-def test_what_the_report_says_of_published_tables_is_so() -> None:
-    from tests import test_published
+def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
+    """The zero-bubble paper's to the printed digits but for 1F1B-I; GPipe's below its bound."""
+    cells = page(write_report(tmp_path, [], [], "")).cells
+    lines = [line for line in cells if "ZB-H1 (%) printed" in line]
+    of_paper = {(line.model, str(line.m)): line for line in published.profiles()}
+    assert {(line["model"], line["m"]) for line in lines} == {
+        key for key, line in of_paper.items() if line.p * line.m <= 1024
+    }
+    for line in lines:
+        for column, rate in of_paper[line["model"], line["m"]].printed.items():
+            printed, ours = (line[f"{column} (%) {word}"] for word in ("printed", "ours"))
+            assert printed == f"{100 * rate:.2f}"
+            off = f"+{float(ours) - float(printed):.2f}" if column == "1F1B-I" else "0"
+            assert line[f"{column} (%) diff."] == off
+    assert lines[0]["1F1B-I (%) ours"] == "10.90" and lines[0]["1F1B-I (%) diff."] == "+0.35"
+    of_gpipe = [line for line in cells if "K = 8 bound" in line]
+    assert [line["model"] for line in of_gpipe][1] == "Transformer-48" and len(of_gpipe) == 4
+    assert (of_gpipe[1]["K = 8 printed"], of_gpipe[1]["K = 8 bound"]) == ("6.30", "6.56")
 
-    rates = [rate for row in test_published.RATES for key, rate in row.items() if key in ("1F1B", "ZB-H1")]
-    assert f"the {len(rates)} bubble rates" in PUBLISHED
-    assert Path(test_published.__file__).name in PUBLISHED and test_published.PUBLISHED.name in PUBLISHED
+
+def test_what_the_report_says_of_published_tables_is_so(tmp_path: Path) -> None:
+    """Its other sentences are those of `test_published`."""
+    text = write_report(tmp_path, [], [], "").read_text()
+    every = published.profiles()
+    shown = sum(line.p * line.m <= published.LARGEST for line in every)
+    assert f"Shown are {shown} of the {len(every)} lines, those with p × m up to {published.LARGEST}" in text
+    assert "At M = 4 K it is 11 %, 16 %, 18 % of the time for K = 2, 4, 8" in text
+    for name in ("test_published.py", "test_automatic.py"):
+        assert f"tests/{name}" in text and (Path(__file__).parent / name).is_file()
+
+
+def test_a_report_without_published_numbers_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "FOLDER", tmp_path)
+    monkeypatch.setattr(report, "comparisons", published.comparisons.__wrapped__)
+    path = write_report(tmp_path, [ROW], [], "")
+    assert [section["id"] for section in page(path).all("section")] == ["published"]
+    assert "which is missing; restore it with git checkout" in path.read_text()
 
 
 def test_names_are_text_not_markup(tmp_path: Path, figure: Figure) -> None:

@@ -80,6 +80,15 @@ def test_forwards_run_again_where_the_mode_says(recompute: str, again: int) -> N
     assert on_clocks(plan, COSTS) == pytest.approx((8 + 3) * (40 + 80) + 2 * 3 * 8 + 5 + again * 40)
 
 
+@needs_torchgpipe
+def test_nothing_begins_before_it_is_handed_out() -> None:
+    plan, late = Plan(pp=1, microbatches=2, batch=2), iter([0.0, 50.0, 60.0, 500.0, 510.0, 520.0])
+    model = lab_mlp(plan, 4)
+    clocks = Clocks(1, durations(build(get("gpipe"), plan, model), COSTS), now=late.__next__)
+    Pipe(model, plan, 0, clocks).loss().backward()
+    assert clocks.finish() == pytest.approx(500 + 2 * 80 + 5)
+
+
 def flat() -> list[nn.Module]:
     """The first stage of two has nothing to train, and no backward."""
     return [nn.Tanh(), nn.Linear(64, 10)]
@@ -97,8 +106,9 @@ def test_a_stage_without_weights_is_run_again_but_has_no_backward(recompute: str
 
 
 @needs_torchgpipe
-def test_scaled_stages_keep_their_own_times() -> None:
-    plan, costs = Plan(pp=3, microbatches=4, batch=4), Uniform(F=1, B=2, scale=(1, 3, 2))
+@pytest.mark.parametrize("costs", [Uniform(F=1, B=2, scale=(1, 3, 2)), Uniform(F=1, B=2, comm=5)])
+def test_uneven_stages_and_slow_links_take_as_long_as_simulated(costs: Uniform) -> None:
+    plan = Plan(pp=3, microbatches=4, batch=4)
     assert on_clocks(plan, costs) == pytest.approx(simulated(plan, costs))
 
 

@@ -8,7 +8,8 @@ section 8: two all-reduces each in the forward, the second forward and the backw
 
 In a pipeline all of a stage can be one block: what is kept of a microbatch is then what came in from the stage before
 (GPipe, Huang et al. 2019, arXiv:1811.06965, section 2.1). The last microbatch may be spared, as torchgpipe does by
-default: where its backward comes straight after its forward, throwing away and making again gains nothing.
+default: it goes back in reverse order, so that the last one's backward comes straight after its forward, and throwing
+away and making again gains nothing. Where backwards go in the order of the forwards, it saves one forward all the same.
 
 Over a tensor group every rank would keep the same checkpoint. *Partitioned*, each keeps 1/t of it, and they are
 gathered before they are needed: one all-gather more for each block (ZeRO-R's P_a, section 6.1 there).
@@ -181,12 +182,12 @@ class _Again:
 
 
 def _free_unread(ops: list[Op], rank: RankProgram) -> tuple[Op, ...]:
-    """The output of a block's second forward is wanted by nobody."""
+    """The output of a block's second forward is wanted by nobody. (What the first one made may be for other ranks.)"""
     read = {value for op in ops for value in op.operands} | rank.live_out
     found: list[Op] = []
     for op in ops:
         found.append(op)
-        unread = tuple(value for value in op.writes if value not in read)
+        unread = tuple(value for value in op.writes if is_again(value) and value not in read)
         if unread:
             found.append(Op(Kind.FREE, op.stage, microbatch=op.microbatch, inputs=unread))
     return tuple(found)

@@ -13,7 +13,7 @@ from pdlab.bubbles import unit_bytes
 from pdlab.metrics import ACTIVATION_ROLES, held_over_time
 from pdlab.plots.numbers import Name, name_rows
 from pdlab.plots.page import plain
-from pdlab.plots.units import Unit, three_digits
+from pdlab.plots.units import Unit
 from pdlab.trace import Trace
 
 STRIPS, AIR = ((4, 0.34), (8, 0.2), (float("inf"), 0.16)), 0.07
@@ -66,7 +66,7 @@ class Strips:
             axes.add_collection(drawn, autolim=False)
         lines = [[(0.0, floor), (self.makespan / unit.size, floor)] for floor in floors]
         axes.add_collection(LineCollection(lines, colors=theme.INK, linewidths=0.6), autolim=False)
-        names = [f"rank {rank}: {three_digits(peak)}" for rank, peak in enumerate(self.peaks)]
+        names = [f"rank {rank}: {in_M_B(peak)}" for rank, peak in enumerate(self.peaks)]
         middles = [floor - self.strip / 2 for floor in floors]
         name_rows(axes, [Name(*name, theme.SMALL_SIZE) for name in zip(names, middles, strict=True)])
 
@@ -79,6 +79,11 @@ class Strips:
         along = [time / unit.size for time in (*times, self.makespan)]
         upper = [floor - scale * (a + b) for a, b in zip(lower, held, strict=True)]
         return [*_stairs(along, upper), *reversed(_stairs(along, [floor - scale * a for a in lower]))]
+
+
+def in_M_B(amount: float) -> str:
+    """`7.5`, `11.33`, `8`: activations are halves and thirds of a forward, and whole ones."""
+    return f"{round(amount, 2):g}"
 
 
 def _steps(trace: Trace, rank: int, share: theme.Share, unit: float) -> Steps:

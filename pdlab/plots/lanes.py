@@ -44,7 +44,7 @@ class Lanes:
         words = {word: kind for kind, word in reversed(theme.WORDS.items()) if kind in drawn}
         entries: list[Artist] = [_patch(kind, word) for word, kind in reversed(words.items())]
         if any(box.part is not WHOLE for box in self.boxes):
-            entries.append(_number(r"\frac{F}{B}", "a forward and a backward that overlap", size=16))
+            entries.append(_number(r"\frac{F}{B}", "a forward and a backward that overlap", size=14))
         if self.labels.texts:
             text, meaning = self.labels.example
             entries.append(_number(text, meaning))

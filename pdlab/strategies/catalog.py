@@ -63,8 +63,9 @@ class Strategy:
     def chosen(self, plan: Plan) -> Plan:
         """The plan with what the strategy's name says about it; ValueError where the plan says otherwise."""
         if plan.virtual not in (None, self.virtual) and not self.any_virtual:
+            has = f"{self.virtual} stage{'s' * (self.virtual > 1)} on each rank"
             raise ValueError(
-                f"--virtual {plan.virtual} with {self.name}, which has {self.virtual} stages on each rank; leave it out"
+                f"--virtual {plan.virtual} with {self.name}, which has {has}; leave it out, or take interleaved_1f1b"
             )
         if plan.limit is not None and not self.limited:
             raise ValueError(f"--limit {plan.limit:g} with {self.name}, whose order is fixed; leave it out")

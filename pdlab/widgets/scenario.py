@@ -13,7 +13,8 @@ from pdlab import metrics, plots, strategies
 from pdlab.bubbles import PIPELINES, unit_bytes, within_span
 from pdlab.costs import Uniform
 from pdlab.lab import lab_nominal, lab_transformer
-from pdlab.plots.units import UNITS, percent, three_digits
+from pdlab.plots.held import in_M_B
+from pdlab.plots.units import UNITS, percent
 from pdlab.program import Program
 from pdlab.simulate import simulate
 from pdlab.strategies import Plan, Strategy, Times
@@ -145,9 +146,7 @@ def summary(predicted: Trace) -> str:
     """Makespan, bubble by both ways to count it, and what each rank holds at most, in forwards of a p-th of the
     model."""
     unit = unit_bytes(predicted.program)
-    peaks = ", ".join(map(three_digits, metrics.peak_activations_per_rank(predicted, unit)))
+    peaks = ", ".join(map(in_M_B, metrics.peak_activations_per_rank(predicted, unit)))
     bubble, within = percent(metrics.bubble_fraction(predicted)), percent(within_span(predicted))
-    return (
-        f"makespan {UNITS.text(predicted.makespan)} · bubble {bubble}, {within} of the longest time from a rank's "
-        f"first op to its last · peak activations of ranks 0, 1, …: {peaks} M_B"
-    )
+    makespan = UNITS.text(predicted.makespan)
+    return f"makespan {makespan} · bubble {bubble}, between a rank's first and last op {within} · peaks {peaks} M_B"
