@@ -141,15 +141,21 @@ class Check:
         return abs(self.simulated - self.closed_form) < 1e-9 * max(1.0, self.simulated)
 
 
+def closed_form(name: str, p: int, m: int, costs: Uniform) -> float | None:
+    """The idle time of a schedule as the papers have it; None where they have no form."""
+    assert costs.I is not None and costs.W is not None
+    beside = costs.F + costs.I + costs.W if costs.FB is None else costs.FB
+    form = CLOSED_FORMS.get(name)
+    return form.idle(p, m, costs.F, costs.I, costs.W, beside) if form else None
+
+
 def check(p: int, m: int, costs: Uniform | None = None) -> list[Check]:
     """Every schedule that has a closed form and takes the shape."""
     costs = costs or Uniform()
-    assert costs.I is not None and costs.W is not None
-    beside = costs.F + costs.I + costs.W if costs.FB is None else costs.FB
     found = []
     for name, form in CLOSED_FORMS.items():
-        if point := _tried(name, p, m, costs):
-            expected = form.idle(p, m, costs.F, costs.I, costs.W, beside)
+        expected, point = closed_form(name, p, m, costs), _tried(name, p, m, costs)
+        if expected is not None and point is not None:
             found.append(Check(name, form.text, expected, point.idle))
     return found
 

@@ -523,7 +523,7 @@ def test_strips_hold_what_the_metrics_say(name: str, unit: float | None) -> None
     figure = schedule(trace)
     words, _ = names(figure.axes[1])
     assert words == [f"rank {rank}: {in_M_B(peak)}" for rank, peak in enumerate(peaks)]
-    assert f"at most {in_M_B(max(peaks))} M_B held" in said(figure)
+    assert f"peak {in_M_B(max(peaks))} M_B" in said(figure)
     assert len({axes.get_xlim() for axes in figure.axes}) == 1
 
 

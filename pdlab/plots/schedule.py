@@ -17,7 +17,7 @@ def schedule(trace: Trace, *, title: str | None = None, unit: Unit | None = None
     """Timeline and activations, with makespan, bubble and the largest peak in the title."""
     unit = unit or time_unit(trace)
     lanes, strips = Lanes(trace, trace.makespan), Strips(trace)
-    peak = f"at most {in_M_B(max(strips.peaks))} M_B held"
+    peak = f"peak {in_M_B(max(strips.peaks))} M_B"
     heading = f"{title or name(trace.program)}: {trace.provenance.how} {summary(trace, unit)}, {peak}"
     heights, entries = [lanes.height, strips.height], [*lanes.legend(), *strips.legend()]
     figure, [upper, lower] = page(heading, heights, entries, theme.small_print(trace), heading=(0.0, HEADING))

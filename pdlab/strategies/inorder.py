@@ -49,8 +49,8 @@ class InOrder:
         """What has been written, without the ops of microbatches that do not exist."""
         found = [op for op in self.ops if op.microbatch < num_microbatches]
         forwards, backwards = ({op.pair for op in found if op.kind is k} for k in (Kind.FORWARD, Kind.BACKWARD))
-        whole = forwards & backwards
-        return [op if op.pair in whole else op._replace(pair=-1) for op in found]
+        whole = {pair: number for number, pair in enumerate(sorted((forwards & backwards) - {-1}))}
+        return [op._replace(pair=whole.get(op.pair, -1)) for op in found]
 
     def num_put_off(self, stage: int) -> int:
         return sum(of == stage for of, _ in self._put_off)
