@@ -50,8 +50,7 @@ def simulate_strategy(given: Namespace) -> None:
     units = {name: costs.pop(name) for name in ACTIVATION_UNITS if name in costs}
     uniform = Uniform.of(link=Link(given.link), scale=parse_scale(given.scale), **costs)
     began = time.perf_counter()
-    times = times_of(uniform, units)
-    program = program_of_arguments(given, predicted_model(given, units), times=times)
+    program = program_of_arguments(given, predicted_model(given, units), times=lambda: times_of(uniform, units))
     built = time.perf_counter() - began
     plan = start_plan(program, uniform)
     began = time.perf_counter()

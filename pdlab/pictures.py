@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from pdlab import bubbles, models, plots, study
+from pdlab import bubbles, lab, models, plots, study
 from pdlab.costs import Uniform
 from pdlab.plots import Figure
 from pdlab.simulate import simulate
@@ -10,10 +10,13 @@ from pdlab.strategies import Plan, build, get
 
 
 def schedules() -> Figure:
-    """Three schedules of one model."""
-    plan, model = Plan(pp=4, microbatches=8), models.nominal(4)
-    traces = [simulate(build(get(name), plan, model), Uniform()) for name in ("gpipe", "1f1b", "zb_h1")]
-    return plots.gallery(traces, title="Three pipelines of the same model: predicted, free messages")
+    """Six schedules of one model."""
+    traces = []
+    for name in ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "dualpipe"):
+        plan = get(name).chosen(Plan(pp=4, microbatches=8))
+        program = build(get(name), plan, lab.lab_nominal(plan.pp, plan.num_stages))
+        traces.append(simulate(program, Uniform()))
+    return plots.gallery(traces, title="Six pipelines of the same model: predicted, free messages")
 
 
 def layout() -> Figure:

@@ -25,6 +25,10 @@ BatchOf = Callable[[Plan], int]
 """From a plan to the samples of a step."""
 
 
+TimesOf = Callable[[], Times]
+"""What a search for an order is to believe; ValueError where that cannot be."""
+
+
 def predicted_model(given: Namespace, units: dict[str, float]) -> ModelOf:
     """What `--model` names for a prediction. The nominal one has a layer per stage of a pipeline, and four where the
     model is whole, so that buckets and gathers have work; its units M_B and M_W are the user's, for all stages of a
@@ -46,7 +50,7 @@ def times_of(costs: Uniform, units: dict[str, float] | None = None) -> Times:
     assert costs.I is not None and costs.W is not None
     given = {"MB": 1.0, "MW": 1.0} | (units or {})
     kept = given["MW"] / given["MB"] if given["MB"] else 1.0
-    return Times(F=costs.F, I=costs.I, W=costs.W, comm=costs.comm, M_W=max(0.0, min(kept, 1.0)), scale=costs.scale)
+    return Times(F=costs.F, I=costs.I, W=costs.W, comm=costs.comm, M_W=kept, scale=costs.scale)
 
 
 def plan_of(given: Namespace) -> Plan:
@@ -85,14 +89,15 @@ def _only_for_groups(given: Namespace) -> dict[str, bool]:
 
 
 def program_of_arguments(
-    given: Namespace, model_of: ModelOf, batch: BatchOf | None = None, times: Times | None = None
+    given: Namespace, model_of: ModelOf, batch: BatchOf | None = None, times: TimesOf = Times
 ) -> Program:
     """The program of a strategy's name, or of a file; a faulty one is shown with the cells at fault marked. A search
-    for an order believes in `times`."""
+    for an order asks for `times`, and believes in them."""
     if file := file_of(given):
         return _from_file(file, given, model_of, batch)
     strategy = strategies.get(given.strategy)
-    plan = chosen(strategy, replace(plan_of(given), times=times or Times()), given)
+    plan = chosen(strategy, plan_of(given), given)
+    plan = replace(plan, times=times()) if strategy.limited else plan
     plan = replace(plan, batch=batch(plan) if batch else None)
     return strategies.build(strategy, plan, model_of(plan, plan.num_stages if strategy.axis is Axis.PP else None))
 

@@ -58,7 +58,7 @@ def program_to_run(given: Namespace, itemsize: int) -> Program:
     def batch(plan: Plan) -> int:
         return default_batch(given.batch, plan.mesh.size, plan.microbatches)
 
-    return program_of_arguments(given, model_of, batch, times_of(TEACHING_COSTS))
+    return program_of_arguments(given, model_of, batch, lambda: times_of(TEACHING_COSTS))
 
 
 def default_batch(given: int | None, ranks: int, microbatches: int) -> int:
