@@ -1,5 +1,5 @@
-"""Every synchronous pipeline schedule on 1 to 8 ranks with 1 to 16 microbatches, stages equal and uneven: what the tests
-check of a sample, for all of them. Minutes.
+"""Every synchronous pipeline schedule on 1 to 8 ranks with 1 to 16 microbatches, stages equal and uneven: what the
+tests check of a sample, for all of them. Minutes.
 
 .venv/bin/python benchmarks/sweep.py
 """
@@ -31,8 +31,8 @@ def main() -> int:
             failed.append(said)
     refused = sum(map(is_refused, cases))
     print(
-        f"sweep: {len(cases) - refused} schedules valid, simulated and run, {refused} refused as they must be, "
-        f"{len(failed)} failed; worst gradient error {worst:.1e}; {time.perf_counter() - began:.0f} s"
+        f"sweep: {len(cases)} cases, {len(cases) - refused} to simulate and run and {refused} to refuse; {len(failed)} "
+        f"failed; worst gradient error {worst:.1e}; {time.perf_counter() - began:.0f} s"
     )
     for said in failed[:MOST_SHOWN]:
         print(f"  {said}")

@@ -1,6 +1,7 @@
 """The bubbles of all schedules: the numbers, and the picture of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,12 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from pdlab import bubbles, metrics, models, plots, theme
-from pdlab.bubbles import PIPELINES, Bubbles, Point, check, predicted, sweep, unit_bytes, within_span
+from pdlab.bubbles import PIPELINES, Bubbles, Point, check, idle_between, predicted, sweep, unit_bytes, within_span
 from pdlab.costs import Uniform
 from pdlab.lab import lab_nominal, lab_transformer
 from pdlab.ops import Kind
 from pdlab.plots.bubbles import LOOKS
-from pdlab.plots.line_ends import AIR, End, spread, tags
+from pdlab.plots.line_ends import End, spread, tags
 from pdlab.simulate import simulate
 from pdlab.strategies import Plan, build, get
 
@@ -49,6 +50,20 @@ def test_a_search_for_an_order_knows_the_costs() -> None:
     plan = get("zb_auto").chosen(Plan(pp=4, microbatches=8))
     ignorant = simulate(build(get("zb_auto"), plan, lab_nominal(4, 4)), costs)
     assert predicted("zb_auto", 4, 8, costs).within < within_span(ignorant)
+
+
+def test_a_search_for_an_order_knows_how_much_a_weight_gradient_still_holds() -> None:
+    """With half of it, as the search supposes by itself, it would put off more than fits."""
+    assert predicted("zb_auto", 4, 8, Uniform(F=1, I=1, W=2)).peak == 4
+
+
+def test_idle_is_counted_between_the_first_op_of_a_rank_and_its_last() -> None:
+    """Rank 0 is idle for 3 of 6, and rank 1, whose backward is made to take 38 longer, for none of 41."""
+    trace = simulate(build(get("1f1b"), Plan(pp=2, microbatches=1), models.nominal(2)), Uniform(F=1, B=2))
+    ends = [42.0 if (start, end) == (2, 4) else end for start, end in zip(trace.starts, trace.ends, strict=True)]
+    longer = replace(trace, ends=ends)
+    assert within_span(trace) == pytest.approx(3 / 6) and within_span(longer) == 0
+    assert idle_between(trace) == idle_between(longer) == 3
 
 
 def test_M_B_is_what_a_p_th_of_the_model_saves() -> None:
@@ -193,12 +208,17 @@ def test_names_stay_in_order_apart_and_in_the_panel(ys: list[float]) -> None:
 
 
 @given(ENDS)
-def test_a_name_with_room_stands_at_its_line(ys: list[float]) -> None:
+def test_names_with_room_stand_at_their_lines(ys: list[float]) -> None:
     wanted = tags([End(f"name{i}", "#000000", 3.0, y) for i, y in enumerate(ys)], 12)
-    if all(b.y - a.y > (a.height + b.height) / 2 + AIR for a, b in pairwise(wanted)):
-        inner = [i for i, tag in enumerate(wanted) if tag.height / 2 <= tag.y <= 3.0 - tag.height / 2]
-        middles = spread(wanted, 3.0)
-        assert [middles[i] for i in inner] == pytest.approx([wanted[i].y for i in inner], abs=0.2)
+    apart = all(b.y - a.y > (a.height + b.height) / 2 for a, b in pairwise(wanted))
+    if apart and all(tag.height / 2 < tag.y < 3.0 - tag.height / 2 for tag in wanted):
+        assert spread(wanted, 3.0) == pytest.approx([tag.y for tag in wanted])
+
+
+def test_names_that_are_too_near_move_apart_by_as_much() -> None:
+    wanted = tags([End("a", "#000000", 3.0, 1.0), End("b", "#000000", 3.0, 1.1)], 12)
+    low, high = spread(wanted, 3.0)
+    assert high - low == pytest.approx(wanted[0].height) and (low + high) / 2 == pytest.approx(1.05)
 
 
 def test_ends_at_one_place_share_a_name_in_the_order_of_the_lines() -> None:

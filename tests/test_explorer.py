@@ -16,6 +16,7 @@ from nbclient.exceptions import CellExecutionError
 
 from pdlab import plots, strategies
 from pdlab.bubbles import PIPELINES
+from pdlab.costs import Uniform
 from pdlab.forms import to_json
 from pdlab.launch import Ranks
 from pdlab.trace import Trace
@@ -271,8 +272,17 @@ def test_the_summary_counts_bubbles_both_ways(explorer: ScheduleExplorer) -> Non
     explorer.comm = 0.0
     explorer.microbatches, explorer.strategy = 8, "zb_h2"
     words = explorer.summary.value
-    assert "makespan 25 units · bubble 4.0 %, between a rank&#x27;s first and last op 0.0 %" in words  # (p - 1) / (3 m + p - 1)
+    assert (
+        "makespan 25 units · bubble 4.0 %, between a rank&#x27;s first and last op 0.0 %" in words
+    )  # (p - 1) / (3 m + p - 1)
     assert "peaks 3, 3 M_B" in words
+
+
+def test_a_pair_takes_a_share_of_what_its_ops_take() -> None:
+    scenario = Scenario("dualpipe", F=1, I=2, W=3, beside=0.75)
+    assert scenario.costs() == Uniform(F=1, I=2, W=3, FB=4.5, comm=0.1)
+    assert scenario.costs(0.5).FB == 2.25
+    assert Scenario("dualpipe", F=1, I=2, W=3).costs().FB is None
 
 
 @pytest.mark.processes

@@ -492,6 +492,12 @@ def test_ops_are_written_out_where_a_rank_has_several_stages_and_there_is_room()
     assert all(text.isdigit() for text, _, _ in numbers(figure.axes[0]))
 
 
+def test_a_few_numbers_are_left_out() -> None:
+    """Of 64 microbatches only those of one digit would fit, and only where boxes are as wide as a pair."""
+    [axes] = timeline(simulate(of_catalog("dualpipe", 16, 64), UNITS)).axes
+    assert numbers(axes) == []
+
+
 def test_a_forward_and_a_backward_that_overlap_are_one_above_the_other() -> None:
     trace = predicted("dualpipe")
     pairs = [op for rank in trace.program.ranks for op in rank.ops if op.pair >= 0]

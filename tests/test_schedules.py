@@ -191,8 +191,8 @@ def test_dualpipe_says_what_it_needs(p: int, m: int, nearest: str) -> None:
 
 
 def test_more_microbatches_of_a_fixed_batch_take_no_more_memory() -> None:
-    """ZB-H1 at 64 samples: what it puts off is bounded by the ranks, not by the microbatches; on rank r r of them and
-    the one that is about to be next. So smaller microbatches only ever save."""
+    """ZB-H1 at 64 samples: what it puts off is bounded by the ranks, not by the microbatches: r + 1 of them on rank r,
+    which is p on the last. So smaller microbatches only ever save."""
     p, peaks = 4, []
     for m in (8, 16, 32):
         case = case_of("zb_h1", Plan(pp=p, microbatches=m, batch=64), small_mlp())

@@ -25,7 +25,7 @@ def sum_copies(program: Program) -> Program:
         if line[0] == rank and len(line) > 1:
             for group, holders in _shared(ranks, line).items():
                 _check_once(program, group, holders)
-                own = {r: f"{group}.g/rank{r}" for r in holders}
+                own = {r: f"{group}.g/rank{program.mesh.coordinates[r][Axis.PP]}" for r in holders}
                 for r, finals in holders.items():
                     ranks[r] = _summed(ranks[r], finals[0], own, own[r])
     return program.with_ranks(ranks)

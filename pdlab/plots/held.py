@@ -19,7 +19,7 @@ from pdlab.trace import Trace
 STRIPS, AIR = ((4, 0.34), (8, 0.2), (float("inf"), 0.16)), 0.07
 """Inches: the height of a strip by the largest number of ranks, and what is left free above it."""
 
-SHARES = tuple(share for share in theme.MEMORY if share.roles & ACTIVATION_ROLES)
+SHARES = tuple(share for share in theme.MEMORY if share.roles <= ACTIVATION_ROLES)
 
 Point = tuple[float, float]
 
@@ -87,7 +87,7 @@ def in_M_B(amount: float) -> str:
 
 
 def _steps(trace: Trace, rank: int, share: theme.Share, unit: float) -> Steps:
-    times, held = held_over_time(trace, rank, share.roles & ACTIVATION_ROLES)
+    times, held = held_over_time(trace, rank, share.roles)
     return Steps(times, [amount / unit for amount in held])
 
 

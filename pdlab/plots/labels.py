@@ -6,17 +6,15 @@ from typing import NamedTuple
 
 from pdlab import theme
 from pdlab.ops import Kind
-from pdlab.plots.boxes import Box
-from pdlab.plots.page import DIGIT, POINTS_PER_INCH, text_width
+from pdlab.plots.boxes import Box, Part
+from pdlab.plots.page import DIGIT, text_width
 
-MARGIN = 0.03
-"""Inches left free beside a number."""
+MARGIN, ROOMY = 0.03, 0.08
+"""Inches left free beside a number, and beside a whole op, of which two that touch could not be read."""
 
 ENOUGH = 0.6
-"""Where numbers fit in a smaller share of the boxes that are alike, none is drawn: a few would look like a pattern."""
-
-AIRY = 1.0
-"""The height of a box as a multiple of the font size, at least, for a number to have air above and below."""
+"""Where numbers fit in a smaller share of the boxes that a reader expects to be numbered alike, none is drawn: a few
+would look like a pattern."""
 
 SMALLEST_LONG = 8.0
 """Points: below this the number of the microbatch alone is easier to read."""
@@ -37,36 +35,40 @@ class Labels(NamedTuple):
         return self.texts[0][1], self.meaning
 
 
-def labels(found: Sequence[Box], inches: float, height: float) -> Labels:
+def labels(found: Sequence[Box], inches: float) -> Labels:
     """Number the boxes by microbatch, or as the field writes an op where a rank has several stages and there is room.
 
-    `inches` is the length of a second, `height` that of a row.
+    `inches` is the length of a second.
     """
     boxes = [box for box in found if box.microbatch >= 0]
     short = [(box, f"{box.microbatch}") for box in boxes]
     long = [(box, f"{box.stage}{box.kind.value}{box.microbatch}") for box in boxes]
-    lowest = height * min((box.part[1] - box.part[0] for box in boxes), default=1.0)
-    sizes = [s for s in theme.LABEL_SIZES if AIRY * s <= lowest * POINTS_PER_INCH] or theme.LABEL_SIZES[-1:]
     several_stages = len({(box.rank, box.stage) for box in boxes}) > len({box.rank for box in boxes})
-    if several_stages and len(_fitting(long, SMALLEST_LONG, inches)) == len(long):
-        return _largest(long, sizes, inches, "stage, op, microbatch")
-    return _largest(short, sizes, inches, "microbatch")
+    if several_stages and len(_fitting(long, SMALLEST_LONG, inches, ROOMY)) == len(long):
+        return _largest(long, inches, ROOMY, "stage, op, microbatch")
+    return _largest(short, inches, MARGIN, "microbatch")
 
 
-def _largest(pairs: Sequence[Numbered], sizes: Sequence[float], inches: float, meaning: str) -> Labels:
-    for size in sizes:
-        fitting = _fitting(pairs, size, inches)
+def _largest(pairs: Sequence[Numbered], inches: float, margin: float, meaning: str) -> Labels:
+    for size in theme.LABEL_SIZES:
+        fitting = _fitting(pairs, size, inches, margin)
         if len(fitting) == len(pairs):
             break
-    there, fit = Counter(map(_like, pairs)), Counter(map(_like, fitting))
-    return Labels([pair for pair in fitting if fit[_like(pair)] >= ENOUGH * there[_like(pair)]], size, meaning)
+    for like in (_alike, _of_one_kind):
+        there, fit = Counter(map(like, pairs)), Counter(map(like, fitting))
+        fitting = [pair for pair in fitting if fit[like(pair)] >= ENOUGH * there[like(pair)]]
+    return Labels(fitting, size, meaning)
 
 
-def _like(numbered: Numbered) -> tuple[Kind, int]:
-    """Boxes that a reader expects to be numbered alike: of one kind, with as many digits."""
+def _alike(numbered: Numbered) -> tuple[Kind, Part, int]:
+    """Boxes of one kind and height, with as many digits."""
     box, text = numbered
-    return box.kind, len(text)
+    return box.kind, box.part, len(text)
 
 
-def _fitting(pairs: Sequence[Numbered], size: float, inches: float) -> list[Numbered]:
-    return [(b, text) for b, text in pairs if text_width(text, size, DIGIT) + MARGIN <= (b.end - b.start) * inches]
+def _of_one_kind(numbered: Numbered) -> tuple[Kind, Part]:
+    return numbered[0].kind, numbered[0].part
+
+
+def _fitting(pairs: Sequence[Numbered], size: float, inches: float, margin: float) -> list[Numbered]:
+    return [(b, text) for b, text in pairs if text_width(text, size, DIGIT) + margin <= (b.end - b.start) * inches]

@@ -30,8 +30,7 @@ class Lanes:
         self.rows = rows(self.boxes, len(trace.program.ranks))
         self.paleness = Paleness(trace.program, self.boxes)
         self.inches = PANEL_WIDTH / (until or 1.0)  # the length of a second
-        compute = [box for box in self.boxes if box.stream == COMPUTE]
-        self.labels = labels(compute, self.inches, min(row.height for row in self.rows if row.stream == COMPUTE))
+        self.labels = labels([box for box in self.boxes if box.stream == COMPUTE], self.inches)
 
     @property
     def height(self) -> float:
