@@ -97,9 +97,7 @@ def predicted(name: str, p: int, m: int, costs: Uniform | None = None) -> Point:
 def planned(strategy: Strategy, p: int, m: int, costs: Uniform) -> Plan:
     """Where an order is searched for, it knows the costs. What a W still needs counts as a whole M_B, as in the
     nominal model."""
-    assert costs.I is not None and costs.W is not None
-    times = Times(F=costs.F, I=costs.I, W=costs.W, comm=costs.comm, M_W=1.0)
-    return strategy.chosen(Plan(pp=p, microbatches=m, times=times))
+    return strategy.chosen(Plan(pp=p, microbatches=m, times=Times.of(costs, M_W=1.0)))
 
 
 @dataclass(frozen=True)

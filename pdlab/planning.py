@@ -47,10 +47,8 @@ def predicted_model(given: Namespace, units: dict[str, float]) -> ModelOf:
 
 def times_of(costs: Uniform, units: dict[str, float] | None = None) -> Times:
     """What a search for an order is told, by costs and units of what is kept."""
-    assert costs.I is not None and costs.W is not None
     given = {"MB": 1.0, "MW": 1.0} | (units or {})
-    kept = given["MW"] / given["MB"] if given["MB"] else 1.0
-    return Times(F=costs.F, I=costs.I, W=costs.W, comm=costs.comm, M_W=kept, scale=costs.scale)
+    return Times.of(costs, given["MW"] / given["MB"] if given["MB"] else 1.0)
 
 
 def plan_of(given: Namespace) -> Plan:

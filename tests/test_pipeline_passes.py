@@ -13,12 +13,13 @@ from pdlab.batch import Batch
 from pdlab.compare import digits_batch
 from pdlab.costs import Uniform
 from pdlab.execute.local import run_local
-from pdlab.ops import Kind
-from pdlab.passes import Recompute, receive_early
+from pdlab.ops import P2P_KINDS, STEP, B, F, Kind
+from pdlab.own_schedule import program_of_table
+from pdlab.passes import Recompute, assign_streams, consume_last_uses, guard_steps, receive_early
 from pdlab.program import Program, Role
 from pdlab.simulate import simulate
 from pdlab.state import assemble
-from pdlab.strategies import Plan, build, get
+from pdlab.strategies import Plan, build, get, lower_schedule
 from pdlab.validate import ProgramError, validate
 
 
@@ -72,6 +73,37 @@ def test_copies_that_step_more_than_once_are_refused() -> None:
         sum_copies(program)
 
 
+def test_three_copies_are_added_up_in_one_order() -> None:
+    """With two a sum is the same either way round; with three it is not."""
+    program = program_of_table("0F0,0B0\n0F1,0B1\n0F2,0B2\n", models.mlp(width=16, depth=4, itemsize=4), Plan(batch=9))
+    case = strategy("single", Plan(microbatches=3, batch=9))
+    result = run_local([program], case.batch, case.settings)
+    for value in {value for _, value in result.weights}:
+        copies = [t for (_, name), t in result.weights.items() if name == value]
+        assert len(copies) == 3 and all(torch.equal(copy, copies[0]) for copy in copies)
+
+
+@pytest.mark.parametrize("split", ["tensor", "sequence"])
+@pytest.mark.parametrize("dp", [1, 2])
+def test_copies_on_a_tensor_group(split: str, dp: int) -> None:
+    model = models.transformer(width=8, depth=1, heads=4, itemsize=8, tp=2, split=split)
+    case = strategy("dualpipe", Plan(pp=2, tp=2, dp=dp, microbatches=4, batch=9, split=split), model)
+    assert case.check(run_local(case.programs, case.batch, case.settings)) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["dualpipe", "1f1b", "single"])
+def test_a_guard_looks_at_the_sums_of_copies(name: str) -> None:
+    """Mixed precision: the check stands behind what is exchanged between the steps."""
+    model = models.transformer(width=8, depth=1, heads=4, itemsize=2, tied=1)
+    plan = Plan(pp=1 if name == "single" else 2, microbatches=4, batch=8, optimizer_bytes=4)
+    validate(assign_streams(consume_last_uses(guard_steps(build(get(name), plan, model)))))
+
+
+def test_a_schedule_has_a_list_for_each_pipeline_rank() -> None:
+    with pytest.raises(ProgramError, match="a schedule of 1 ranks on 2 pipeline ranks"):
+        lower_schedule("x", [[F(0, 0), B(0, 0), STEP(0)]], Plan(pp=2), models.nominal(2))
+
+
 # --- what skips stages
 
 
@@ -89,7 +121,7 @@ def test_a_skip_from_stage_0_to_stage_3_is_handed_on_by_the_ranks_between() -> N
     back = [
         (r, op.peer) for r, rank in enumerate(program.ranks) for op in rank.ops if op.inputs[:1] == ("d.h1/head:0",)
     ]
-    assert back[:2] == [(1, -1), (2, 1)] or (3, 2) in back
+    assert back == [(1, -1), (2, 1), (3, 2)]
     plain = made("1f1b", models.mlp(width=8, depth=4, itemsize=8), pp=4, microbatches=2)
     more = sum(simulate(program, Uniform()).moved) - sum(simulate(plain, Uniform()).moved)
     row = 8 * 8
@@ -123,8 +155,11 @@ def test_a_way_that_turns_back_is_cut_short(name: str, pp: int, skip: int) -> No
 
 def test_the_members_of_a_pair_begin_and_end_together() -> None:
     """Neither starts before both have what they wait for, and what they make is sent when both are done."""
-    program = made("dualpipe", pp=4, microbatches=8)
-    trace = simulate(program, Uniform(F=1, B=2, comm=0.25))
+    check_pairs(made("dualpipe", pp=4, microbatches=8), Uniform(F=1, B=2, comm=0.25))
+
+
+def check_pairs(program: Program, costs: Uniform) -> None:
+    trace = simulate(program, costs)
     for r, rank in enumerate(program.ranks):
         first = trace.rows_of(r)[0]
         pairs: dict[int, list[int]] = {}
@@ -133,8 +168,10 @@ def test_the_members_of_a_pair_begin_and_end_together() -> None:
                 pairs.setdefault(op.pair, []).append(i)
         for members in pairs.values():
             start, end = trace.starts[first + members[0]], trace.ends[first + members[-1]]
-            given = {value for i in members for value in rank.ops[i].inputs}
-            made_here = {value for i in members for value in rank.ops[i].writes}
+            inside = [op for op in rank.ops[members[0] : members[-1] + 1] if op.kind not in P2P_KINDS]
+            made_here = {value for op in inside for value in op.writes}
+            earlier = {value for op in rank.ops[: members[0]] if op.kind not in P2P_KINDS for value in op.inputs}
+            given = {value for op in inside for value in op.inputs} - earlier
             arrivals = [
                 trace.ends[first + i] for i, op in enumerate(rank.ops) if op.kind is Kind.RECV and op.writes[0] in given
             ]
@@ -153,6 +190,53 @@ def test_a_pair_has_a_cost_of_its_own() -> None:
     saved = [a - b for a, b in zip(metrics.busy_per_rank(alone), metrics.busy_per_rank(beside), strict=True)]
     assert saved == pytest.approx([float(n) for n in num_pairs])
     assert beside.makespan < alone.makespan
+
+
+B_FIRST = "0F0,0F1,0F2,0B0,0B1,0B2\n1F0,(1B0;1F1)OVERLAP_F_B,(1B1;1F2)OVERLAP_F_B,1B2\n"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(
+            program_of_table(B_FIRST, models.transformer(width=8, depth=1, heads=4, itemsize=8)), id="B first"
+        ),
+        pytest.param(
+            made("dualpipe_v", models.mlp(width=8, depth=6, itemsize=8, skip=3), pp=3, microbatches=6), id="skip"
+        ),
+        pytest.param(
+            made(
+                "dualpipe", models.transformer(width=8, depth=1, heads=4, itemsize=8, tp=2), pp=2, tp=2, microbatches=4
+            ),
+            id="tensor group",
+        ),
+    ],
+)
+def test_whatever_stands_in_a_pair_belongs_to_it(program: Program) -> None:
+    validate(program)
+    check_pairs(program, Uniform(F=1, B=2, FB=2.5, comm=0.25, scale=(4, *[1] * (len(program.stages) - 1))))
+
+
+@pytest.mark.parametrize("m", range(1, 8))
+def test_a_pair_has_two_members_also_where_microbatches_are_missing(m: int) -> None:
+    for rank in made("dualpipe_v", pp=4, microbatches=m).ranks:
+        members = Counter(op.pair for op in rank.ops if op.pair >= 0)
+        assert sorted(members) == list(range(len(members))) and set(members.values()) <= {2}
+
+
+def test_a_step_costs_the_same_however_many_stages_a_rank_has() -> None:
+    costs = Uniform(step=2.0)
+    for name in ("1f1b", "interleaved_1f1b", "dualpipe_v"):
+        trace = simulate(made(name, pp=4, microbatches=8), costs)
+        times = [
+            sum(
+                trace.ends[i] - trace.starts[i]
+                for i, op in zip(trace.rows_of(r), rank.ops, strict=True)
+                if op.kind is Kind.STEP
+            )
+            for r, rank in enumerate(trace.program.ranks)
+        ]
+        assert times == pytest.approx([2.0] * 4), name
 
 
 # --- whole stages are run again
@@ -233,6 +317,14 @@ def test_early_receives_refuse_pairs() -> None:
         receive_early(made("dualpipe", pp=2, microbatches=4))
 
 
+def test_early_receives_go_to_every_rank_that_reads() -> None:
+    """A table that gives each microbatch a rank sends gradients from each to the two others."""
+    program = program_of_table("0F0,0B0\n0F1,0B1\n0F2,0B2\n", models.mlp(width=4, depth=4, itemsize=8))
+    early = receive_early(program)
+    validate(early)
+    assert [len(rank.ops) for rank in early.ranks] == [len(rank.ops) for rank in program.ranks]
+
+
 # --- stamping
 
 
@@ -260,7 +352,6 @@ def test_samples_of_different_lengths_reach_processes() -> None:
 
 
 def test_tied_weights_that_step_after_each_microbatch_on_one_rank_are_refused() -> None:
-    from pdlab.ops import STEP, B, F
     from pdlab.passes import lower
 
     model = models.transformer(width=8, depth=1, heads=4, itemsize=8, tied=1)

@@ -24,11 +24,26 @@ from pdlab.program import Program
 
 
 def schedule_csv(program: Program) -> str:
-    """One row per rank of the first pipeline with its stage-level ops. Steps are left out if all come at the end."""
+    """One row per rank of the first pipeline with its stage-level ops. Steps are left out if all come at the end.
+
+    FormError for a program whose full backwards were split within their stage: an order of stages cannot say that.
+    """
     line = program.mesh.group(0, Axis.PP)
+    for rank in line:
+        _check_whole_backwards(program.ranks[rank].ops)
     rows = [_order(program.ranks[rank].ops) for rank in line]
     bare = [[op for op in row if op.kind is not Kind.STEP] for row in rows]
     return rows_csv(bare if [with_steps(row) for row in bare] == rows else rows)
+
+
+def _check_whole_backwards(ops: tuple[Op, ...]) -> None:
+    full = {(op.stage, op.microbatch) for op in ops if op.kind is Kind.BACKWARD}
+    split = next((op for op in ops if op.kind is Kind.BACKWARD_INPUT and (op.stage, op.microbatch) in full), None)
+    if split is not None:
+        raise FormError(
+            f"{split.stage}B{split.microbatch} is split within its stage (--overlap), which a table of stages cannot "
+            "say; write the program without it, or as JSON"
+        )
 
 
 def rows_csv(rows: list[list[Op]]) -> str:

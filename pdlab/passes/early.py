@@ -30,7 +30,10 @@ def receive_early(program: Program) -> Program:
         raise ValueError(f"{program.name} has messages that wait for more than their value; take one without pairs")
     computes = [[op for op in rank.ops if op.kind not in P2P_KINDS] for rank in program.ranks]
     listed = [(r, op) for r, rank in enumerate(program.ranks) for op in rank.ops]
-    messages = {(r, op.inputs[0]): op for r, op in listed if op.kind is Kind.SEND}
+    sends: dict[tuple[int, Value], list[Op]] = {}
+    for r, op in listed:
+        if op.kind is Kind.SEND:
+            sends.setdefault((r, op.inputs[0]), []).append(op)
     receives = {(r, op.writes[0]): op for r, op in listed if op.kind is Kind.RECV}
     lists: list[list[Op]] = [[] for _ in program.ranks]
     here: list[set[Value]] = [set(rank.live_in) for rank in program.ranks]
@@ -38,8 +41,7 @@ def receive_early(program: Program) -> Program:
     def deliver(r: int, value: Value) -> None:
         """Send what a rank has just got, if it is to be sent on."""
         here[r].add(value)
-        send = messages.pop((r, value), None)
-        if send is not None:
+        for send in sends.pop((r, value), ()):
             lists[r].append(send)
             lists[send.peer].append(receives[send.peer, value])
             deliver(send.peer, value)
@@ -55,6 +57,7 @@ def receive_early(program: Program) -> Program:
                 for value in ops[turn[r]].writes:
                     deliver(r, value)
                 turn[r] += 1
+    assert not sends and turn == [len(ops) for ops in computes]
     ranks = [_behind_receives(rank, ops) for rank, ops in zip(program.ranks, lists, strict=True)]
     return consume_last_uses(program.with_ranks(ranks))
 

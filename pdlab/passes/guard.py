@@ -20,6 +20,7 @@ def guard_steps(program: Program) -> Program:
 
 
 def _guard(rank: RankProgram, mesh: Mesh) -> RankProgram:
+    """The check comes after every gradient is there: between the steps may stand sums of copies."""
     axes = [axis for axis, degree in mesh.degrees if degree > 1]
     first_step = next(i for i, op in enumerate(rank.ops) if op.kind is Kind.STEP)
     gradients = tuple(op.inputs[1] for op in rank.ops if op.kind is Kind.STEP)
@@ -33,9 +34,7 @@ def _guard(rank: RankProgram, mesh: Mesh) -> RankProgram:
         checks.append(Op(Kind.ALL_REDUCE, inputs=(flag,), writes=(f"{flag}.{axis.value}",), axis=axis))
         flag = f"{flag}.{axis.value}"
         types[flag] = Type(Role.FLAG, 1, layout)
-    steps = [
-        op._replace(guard=flag, inputs=(*op.inputs, SCALE)) if op.kind is Kind.STEP else op
-        for op in rank.ops[first_step:]
-    ]
-    ops = (*rank.ops[:first_step], *checks, *steps)
+    between = [op for op in rank.ops[first_step:] if op.kind is not Kind.STEP]
+    steps = [op._replace(guard=flag, inputs=(*op.inputs, SCALE)) for op in rank.ops if op.kind is Kind.STEP]
+    ops = (*rank.ops[:first_step], *between, *checks, *steps)
     return replace(rank, ops=ops, types=types, live_in=rank.live_in | {SCALE}, live_out=rank.live_out | {flag})

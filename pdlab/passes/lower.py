@@ -36,13 +36,16 @@ def lower(
 ) -> Program:
     """Lower a schedule onto a mesh. `optimizer_bytes` is the optimizer state per weight element (0 for plain SGD)."""
     stages = model.stages(num_stages)
+    if len(schedule) != mesh.degree(Axis.PP):
+        raise ProgramError(
+            f"a schedule of {len(schedule)} ranks on {mesh.degree(Axis.PP)} pipeline ranks; give each rank its own list"
+        )
     for op in (op for ops in schedule for op in ops):
         if op.kind not in SCHEDULED:
             raise ProgramError(f"{op}: a schedule has F, B, I, W and STEP; what is run again is for --recompute to say")
-        if not (0 <= op.stage < num_stages and op.microbatch < len(rows[0])):
+        if not (0 <= op.stage < num_stages and (0 if op.kind in PASS_KINDS else -1) <= op.microbatch < len(rows[0])):
             raise ProgramError(
-                f"{op} in a schedule of {num_stages} stages and {len(rows[0])} microbatches; "
-                "number both from 0, and give each stage a rank of its own"
+                f"{op} in a schedule of {num_stages} stages and {len(rows[0])} microbatches; number both from 0"
             )
     ranks = []
     for rank in range(mesh.size):

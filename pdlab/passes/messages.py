@@ -4,7 +4,8 @@ A send follows the op that writes the value. A receive comes before the first op
 peer keep the order of the sends, since a channel delivers in order.
 
 What skips stages is carried along: a pipeline rank talks to its neighbours, so a tensor from stage 0 to stage 3 is
-handed on by the ranks of stages 1 and 2, which hold it until then; its bytes count at every hop.
+handed on by the ranks of stages 1 and 2, which hold it until then; its bytes count at every hop. What belongs to no
+microbatch (gradients of copies) goes straight.
 """
 
 from dataclasses import dataclass, field, replace

@@ -3,7 +3,7 @@
 On a GPU the kernels of the two share the machine, each one's messages hidden under the other's arithmetic. Here they
 are ops of one stream that stand side by side. What makes them a pair is two kinds of token and a cost of their own
 (`Uniform.FB`): the first op waits for what either of them receives, and nothing that they make is sent before the last
-one is done.
+one is done. What stands between them (collectives, sums, a second forward) belongs to the pair, at its own cost.
 """
 
 from collections.abc import Sequence
@@ -23,21 +23,26 @@ def join_pairs(program: Program) -> Program:
 def _joined(rank: RankProgram) -> RankProgram:
     ops, types = _sends_last(rank.ops), dict(rank.types)
     members = _members(ops)
-    begins = {value: pair for pair, found in members.items() for i in found for value in ops[i].inputs}
-    made = {value: pair for pair, found in members.items() for i in found for value in ops[i].writes}
+    read_by: dict[Value, int] = {}
+    written_by: dict[Value, int] = {}
+    for pair, found in members.items():
+        for op in ops[found[0] : found[-1] + 1]:
+            for value in op.inputs if op.kind is not Kind.SEND else ():
+                read_by.setdefault(value, pair)
+            written_by.update(dict.fromkeys(op.writes if op.kind is not Kind.RECV else (), pair))
 
     def token(name: Value) -> tuple[Value]:
         types[name] = Type(Role.TOKEN, 0)
         return (name,)
 
     for i, op in enumerate(ops):
-        if op.kind is Kind.RECV and op.writes[0] in begins and i < (first := members[begins[op.writes[0]]][0]):
+        if op.kind is Kind.RECV and op.writes[0] in read_by and i < (first := members[read_by[op.writes[0]]][0]):
             arrived = token(f"{TOKEN}arrived {op.writes[0]}")
             ops[i] = op._replace(writes=(*op.writes, *arrived))
             ops[first] = ops[first]._replace(inputs=(*ops[first].inputs, *arrived))
-        elif op.kind is Kind.SEND and op.inputs[0] in made:
-            last = members[made[op.inputs[0]]][-1]
-            done = token(f"{TOKEN}pair {made[op.inputs[0]]}")
+        elif op.kind is Kind.SEND and op.inputs[0] in written_by:
+            last = members[written_by[op.inputs[0]]][-1]
+            done = token(f"{TOKEN}pair {written_by[op.inputs[0]]}")
             ops[i] = op._replace(inputs=(*op.inputs, *done))
             if done[0] not in ops[last].writes:
                 ops[last] = ops[last]._replace(writes=(*ops[last].writes, *done))

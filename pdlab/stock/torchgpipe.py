@@ -97,9 +97,9 @@ def _unsuited_plan(plan: Plan) -> str | None:
         return f"torchgpipe has one stage on each of its devices and no other axis than pp, not {plan.mesh}"
     if plan.recompute not in CHECKPOINTS:
         return f"torchgpipe runs whole stages again, not --recompute {plan.recompute.value}"
-    batch, count = sum(plan.rows[0]), plan.microbatches
-    chunks = len(torch.empty(batch).chunk(count))
-    return f"torchgpipe cuts {batch} samples into {chunks} microbatches, not {count}" if chunks < count else None
+    ours, batch = list(plan.rows[0]), sum(plan.rows[0])
+    theirs = [len(chunk) for chunk in torch.empty(batch).chunk(plan.microbatches)]
+    return None if theirs == ours else f"torchgpipe cuts {batch} samples into microbatches of {theirs}, not {ours}"
 
 
 def _unsuited_model(model: Model) -> str | None:

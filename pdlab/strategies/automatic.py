@@ -24,6 +24,7 @@ from itertools import count, product
 from math import ceil, inf, isfinite, log10
 from typing import Protocol
 
+from pdlab.costs import Uniform
 from pdlab.ops import STEP, F, I, Kind, Op, W
 from pdlab.strategies.zero_bubble import zb_h1
 
@@ -49,6 +50,12 @@ class Times:
     """The share of M_B that is still held between I and W."""
     scale: tuple[float, ...] = ()
     """How long each stage computes, relative to the others; empty where they take the same."""
+
+    @classmethod
+    def of(cls, costs: Uniform, M_W: float) -> "Times":
+        """What `Uniform` costs say, and the share of M_B that a W still needs."""
+        assert costs.I is not None and costs.W is not None
+        return cls(F=costs.F, I=costs.I, W=costs.W, comm=costs.comm, M_W=M_W, scale=costs.scale)
 
     def __post_init__(self) -> None:
         for number in (self.F, self.I, self.W, self.comm, *self.scale):

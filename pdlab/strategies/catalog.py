@@ -170,8 +170,11 @@ def lower_schedule(
 ) -> Program:
     """Lower the ops of each pipeline rank, from a generator or from a table that somebody typed."""
     _check_split(plan, model)
-    stages, state = num_stages(schedule), plan.optimizer_bytes
-    program = lower(name, schedule, model, plan.mesh, plan.rows, num_stages=stages, optimizer_bytes=state)
+    program = lower(
+        *(name, schedule, model, plan.mesh, plan.rows),
+        num_stages=num_stages(schedule),
+        optimizer_bytes=plan.optimizer_bytes,
+    )
     program = recompute(program, plan.recompute)
     program = gather_again(program)
     program = overlap_weight_gradients(program) if plan.overlap else program

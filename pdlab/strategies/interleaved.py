@@ -45,9 +45,9 @@ def warm_up_length(rank: int, num_ranks: int, num_microbatches: int, virtual: in
 
 
 def interleaved_1f1b(rank: int, num_ranks: int, num_microbatches: int, virtual: int = 2) -> Iterator[Op]:
-    """1F1B over a rank's `virtual` stages. A rank that is one further from the last does two forwards more in the
-    warm-up (one for the way there, one for the way back, as a next round has come through meanwhile). With one stage
-    per rank there is no next round, and it is 1F1B."""
+    """1F1B over a rank's `virtual` stages. The warm-up of rank r has (v - 1) p + 2 (p - 1 - r) forwards: one rank
+    earlier, the first backward comes back one forward and one backward later, and forwards of the next round fill that
+    time. With one stage per rank there is one forward to do meanwhile, and it is 1F1B."""
     forwards, backwards = passes(rank, num_ranks, num_microbatches, virtual)
     warm_up = warm_up_length(rank, num_ranks, num_microbatches, virtual, each_rank=2 if virtual > 1 else 1)
     for stage, i in forwards[:warm_up]:
