@@ -87,9 +87,16 @@ def _idle_and_span(trace: Trace) -> list[tuple[float, float]]:
 def predicted(name: str, p: int, m: int, costs: Uniform | None = None) -> Point:
     """ValueError for a shape that the schedule refuses."""
     costs = costs or Uniform()
-    strategy = get(name)
-    plan = planned(strategy, p, m, costs)
-    trace = simulate(build(strategy, plan, lab_nominal(plan.pp, plan.num_stages)), costs)
+    return _point(name, m, _program(name, p, m, costs), costs)
+
+
+def _program(name: str, p: int, m: int, costs: Uniform) -> Program:
+    plan = planned(get(name), p, m, costs)
+    return build(get(name), plan, lab_nominal(plan.pp, plan.num_stages))
+
+
+def _point(name: str, m: int, program: Program, costs: Uniform) -> Point:
+    trace, p = simulate(program, costs), program.mesh.size
     peak = max(metrics.peak_activations_per_rank(trace, unit_bytes(trace.program)))
     return Point(name, p, m, metrics.bubble_fraction(trace), within_span(trace), idle_between(trace), peak)
 
@@ -175,7 +182,7 @@ def sweep(
 
 def _tried(name: str, p: int, m: int, costs: Uniform) -> Point | None:
     try:
-        get(name).schedule(planned(get(name), p, m, costs))
+        program = _program(name, p, m, costs)
     except ValueError:
         return None
-    return predicted(name, p, m, costs)
+    return _point(name, m, program, costs)

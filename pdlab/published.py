@@ -7,7 +7,6 @@ those of data/published, each file with its source.
 import csv
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +135,8 @@ LARGEST = 1024
 """Stages times microbatches of a line that a report waits for: the larger ones take half a minute together."""
 
 
-@cache
 def comparisons() -> tuple[Compared, ...]:
-    """All tables, worked out once: some seconds. ValueError where the printed numbers are missing."""
+    """All tables: some seconds of work. ValueError where the printed numbers are missing."""
     return zero_bubble(), gpipe()
 
 

@@ -6,7 +6,7 @@ on a projector and on paper. Both files appear complete or not at all, so a fail
 
 import csv
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from io import BytesIO, StringIO
 from math import floor, isfinite, log10
@@ -131,10 +131,11 @@ def write_report(
     figures: Sequence[tuple[str, Figure]],
     provenance: str,
     bytes_moved: Figure | None = None,
+    tables: Callable[[], Sequence[Compared]] = comparisons,
 ) -> Path:
     """`report.html`: the table, then for each named figure a section; a strategy in the table leads to its own.
 
-    What all strategies sent follows if there is a figure of it, and the tables of `published`, which take some seconds.
+    What all strategies sent follows if there is a figure of it, and the published tables, which take some seconds.
     """
     names = [name for name, _ in figures]
     parts = [
@@ -143,7 +144,7 @@ def write_report(
     ]
     if bytes_moved:
         parts.append(_section("bytes", "Bytes by collective", _picture("bytes by collective", bytes_moved)))
-    parts.append(_section("published", "Published tables", _published()))
+    parts.append(_section("published", "Published tables", _published(tables)))
     sections = "\n".join(parts)
     page = f"""<!DOCTYPE html>
 <html lang="en">
@@ -169,10 +170,10 @@ def _section(identity: str, heading: str, content: str) -> str:
     return f'<section id="{identity}">\n<h2>{escape(heading)}</h2>\n{content}\n</section>'
 
 
-def _published() -> str:
+def _published(tables: Callable[[], Sequence[Compared]]) -> str:
     """What papers printed; a report is worth having without it."""
     try:
-        return "\n".join(map(_compared, comparisons()))
+        return "\n".join(map(_compared, tables()))
     except ValueError as missing:
         return f'<p class="small">{escape(str(missing))}</p>'
 

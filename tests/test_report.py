@@ -3,6 +3,7 @@
 import csv
 import os
 from base64 import b64decode
+from functools import cache, partial
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,9 +11,12 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.figure import Figure
 
-from pdlab import published, report
+from pdlab import published
 from pdlab.files import make_folder, write_whole
 from pdlab.report import COLUMNS, SummaryRow, write_report, write_summary
+
+written = partial(write_report, tables=cache(published.comparisons))
+"""A report; the published tables are worked out once for all tests."""
 
 ROW: SummaryRow = {
     "strategy": "1f1b",
@@ -89,7 +93,7 @@ def page(path: Path) -> Page:
 
 
 def test_the_report_needs_nothing_but_itself(tmp_path: Path, figure: Figure) -> None:
-    path = write_report(tmp_path / "new" / "out", [ROW], [("1f1b", figure)], "paced, 2 cores")
+    path = written(tmp_path / "new" / "out", [ROW], [("1f1b", figure)], "paced, 2 cores")
     assert path == tmp_path / "new" / "out" / "report.html"
     found = page(path)
     assert not found.all("script") and not found.all("link")
@@ -102,7 +106,7 @@ def test_the_report_needs_nothing_but_itself(tmp_path: Path, figure: Figure) -> 
 
 
 def test_the_table_is_in_words_and_units(tmp_path: Path) -> None:
-    first, second = page(write_report(tmp_path, [ROW, SINGLE], [], "")).cells[2:4]
+    first, second = page(written(tmp_path, [ROW, SINGLE], [], "")).cells[2:4]
     assert first == {
         "strategy": "1f1b",
         "ranks": "4",
@@ -124,20 +128,20 @@ def test_the_table_is_in_words_and_units(tmp_path: Path) -> None:
 
 
 def test_a_strategy_leads_to_its_picture(tmp_path: Path, figure: Figure) -> None:
-    found = page(write_report(tmp_path, [SINGLE, ROW], [("zero3", figure), ("1f1b", figure)], ""))
+    found = page(written(tmp_path, [SINGLE, ROW], [("zero3", figure), ("1f1b", figure)], ""))
     [link] = found.all("a")
     assert str(link["href"]).removeprefix("#") == [section["id"] for section in found.all("section")][1] == "s1"
 
 
 def test_bytes_and_published_tables_have_their_sections(tmp_path: Path, figure: Figure) -> None:
-    path = write_report(tmp_path, [ROW], [("1f1b", figure)], "", figure)
+    path = written(tmp_path, [ROW], [("1f1b", figure)], "", figure)
     assert [section["id"] for section in page(path).all("section")] == ["s0", "bytes", "published"]
-    assert [section["id"] for section in page(write_report(tmp_path, [ROW], [], "")).all("section")] == ["published"]
+    assert [section["id"] for section in page(written(tmp_path, [ROW], [], "")).all("section")] == ["published"]
 
 
 def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
     """The zero-bubble paper's to the printed digits but for 1F1B-I; GPipe's below its bound."""
-    cells = page(write_report(tmp_path, [], [], "")).cells
+    cells = page(written(tmp_path, [], [], "")).cells
     lines = [line for line in cells if "ZB-H1 (%) printed" in line]
     of_paper = {(line.model, str(line.m)): line for line in published.profiles()}
     assert {(line["model"], line["m"]) for line in lines} == {
@@ -157,7 +161,7 @@ def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
 
 def test_what_the_report_says_of_published_tables_is_so(tmp_path: Path) -> None:
     """Its other sentences are those of `test_published`."""
-    text = write_report(tmp_path, [], [], "").read_text()
+    text = written(tmp_path, [], [], "").read_text()
     every = published.profiles()
     shown = sum(line.p * line.m <= published.LARGEST for line in every)
     assert f"Shown are {shown} of the {len(every)} lines, those with p × m up to {published.LARGEST}" in text
@@ -170,7 +174,6 @@ def test_a_report_without_published_numbers_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(published, "FOLDER", tmp_path)
-    monkeypatch.setattr(report, "comparisons", published.comparisons.__wrapped__)
     path = write_report(tmp_path, [ROW], [], "")
     assert [section["id"] for section in page(path).all("section")] == ["published"]
     assert "which is missing; restore it with git checkout" in path.read_text()
@@ -178,13 +181,13 @@ def test_a_report_without_published_numbers_says_what_is_missing(
 
 def test_names_are_text_not_markup(tmp_path: Path, figure: Figure) -> None:
     odd = '<b>&"mine"'
-    path = write_report(tmp_path, [{**ROW, "strategy": odd}], [(odd, figure)], "<i>")
+    path = written(tmp_path, [{**ROW, "strategy": odd}], [(odd, figure)], "<i>")
     assert not page(path).all("b") and not page(path).all("i")
 
 
 def test_the_same_results_give_the_same_file(tmp_path: Path, figure: Figure) -> None:
-    first = write_report(tmp_path / "a", [ROW], [("1f1b", figure)], "").read_bytes()
-    assert write_report(tmp_path / "b", [ROW], [("1f1b", figure)], "").read_bytes() == first
+    first = written(tmp_path / "a", [ROW], [("1f1b", figure)], "").read_bytes()
+    assert written(tmp_path / "b", [ROW], [("1f1b", figure)], "").read_bytes() == first
 
 
 def test_the_summary_reads_back(tmp_path: Path) -> None:
@@ -213,7 +216,7 @@ def test_a_row_with_other_columns_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_failure_leaves_the_earlier_files(tmp_path: Path, figure: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
-    report, summary = write_report(tmp_path, [ROW], [], ""), write_summary(tmp_path, [ROW])
+    report, summary = written(tmp_path, [ROW], [], ""), write_summary(tmp_path, [ROW])
     before = {path: path.read_bytes() for path in (report, summary)}
 
     def full(*_: object, **__: object) -> None:
@@ -221,12 +224,12 @@ def test_a_failure_leaves_the_earlier_files(tmp_path: Path, figure: Figure, monk
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(ValueError, match=r"cannot write .*report.html \(No space left on device\)"):
-        write_report(tmp_path, [SINGLE], [], "")
+        written(tmp_path, [SINGLE], [], "")
     with pytest.raises(ValueError, match=r"summary.csv"):
         write_summary(tmp_path, [SINGLE])
     monkeypatch.setattr(figure, "savefig", full)
     with pytest.raises(OSError, match="No space"):
-        write_report(tmp_path, [SINGLE], [("single", figure)], "")
+        written(tmp_path, [SINGLE], [("single", figure)], "")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
