@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from pdlab import forms, metrics, strategies
+from pdlab.bubbles import unit_bytes
 from pdlab.costs import Link, Uniform
 from pdlab.export import check_suffix, write_trace
-from pdlab.mesh import Axis
 from pdlab.passes import Recompute
 from pdlab.planning import chosen, file_of, plan_of, predicted_model, program_of_arguments, times_of
 from pdlab.program import Program
@@ -68,17 +68,12 @@ def prediction(trace: Trace) -> dict[str, Any]:
     """What a simulation says. Activations are counted in M_B: what a rank keeps for one microbatch in all of its
     stages, if all are as large as the largest."""
     program = trace.program
-    segments = program.model.segments
-    most = max(sum(segments[name].saved.per_row for name in stage) for stage in program.stages)
-    unit = most * max(map(max, program.rows)) * len(program.stages) / program.mesh.degree(Axis.PP)
     return {
         "makespan": trace.makespan,
         "largest_rank_span": metrics.largest_rank_span(trace),
         "busy_per_rank": metrics.busy_per_rank(trace),
         "bubble_fraction": metrics.bubble_fraction(trace),
-        "peak_activations_per_rank": metrics.peak_activations_per_rank(trace, unit)
-        if unit
-        else [0.0] * len(program.ranks),
+        "peak_activations_per_rank": metrics.peak_activations_per_rank(trace, unit_bytes(program)),
         "peak_bytes_per_rank": metrics.peak_bytes_per_rank(trace),
         "bytes_by_collective": metrics.bytes_by_collective(trace),
     }
