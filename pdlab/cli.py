@@ -222,9 +222,11 @@ def _add_costs(verb: argparse.ArgumentParser, default: str) -> None:
         default=default,
         metavar="F=1,B=2,...",
         help="F, B (full), I, W: time of a rank's stages; FB: of an F beside a B; comm: of a message; step; "
-        "MB, MW: kept units (default: %(default)s)",
+        "MB, MW: M_B and M_W, the units that are kept (default: %(default)s)",
     )
-    verb.add_argument("--scale", metavar="1,2,1,1", help="how much longer each stage takes (default: all the same)")
+    verb.add_argument(
+        "--scale", metavar="1,2,1,1", help="how much longer each of the pp x virtual stages takes (default: the same)"
+    )
     verb.add_argument("--link", choices=("independent", "channel"), default="channel", help="default: channel")
 
 

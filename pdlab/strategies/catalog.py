@@ -5,6 +5,7 @@ A hybrid is no strategy of its own: `1f1b` with --dp 2 --tp 2 is the same schedu
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 from pdlab.collector import paused
@@ -144,7 +145,11 @@ def get(name: str) -> Strategy:
     for strategy in STRATEGIES:
         if strategy.name == name:
             return strategy
-    raise ValueError(f"unknown strategy {name!r}; choose one of {', '.join(names())}")
+    near = get_close_matches(name, names(), 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    if "." in name:
+        hint = "a schedule in a file (.csv, .json) is for show, simulate and run; "
+    raise ValueError(f"unknown strategy {name!r}; {hint}choose one of {', '.join(names())}")
 
 
 def num_stages(schedule: Schedule) -> int:
