@@ -67,6 +67,9 @@ def flops_of(kind: Kind, flops: Flops) -> int:
     }[kind]
 
 
+LARGEST = 1e15
+"""Of a cost or a scale; sums and products of such stay finite."""
+
 COST_NAMES = ("F", "B", "I", "W", "FB", "comm", "step")
 
 
@@ -93,12 +96,12 @@ class Uniform:
 
     def __post_init__(self) -> None:
         for factor in self.scale:
-            if not (isinstance(factor, int | float) and 0 <= factor < float("inf")):
-                raise ValueError(f"scale {factor!r} of a stage; give finite numbers of at least 0, one for each stage")
+            if not (isinstance(factor, int | float) and 0 <= factor <= LARGEST):
+                raise ValueError(f"scale {factor!r} of a stage; give numbers from 0 to {LARGEST:g}, one for each stage")
         for name in COST_NAMES:
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and 0 <= value < float("inf")):
-                raise ValueError(f"cost {name}={value}; a cost is a finite number of at least 0")
+            if value is not None and not (isinstance(value, int | float) and 0 <= value <= LARGEST):
+                raise ValueError(f"cost {name}={value}; a cost is a number from 0 to {LARGEST:g}")
         for name, value in zip("BIW", _split(self.B, self.I, self.W), strict=True):
             object.__setattr__(self, name, value)
 

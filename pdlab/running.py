@@ -110,8 +110,7 @@ def compare_all(chosen: Sequence[Strategy], given: Namespace) -> None:
     suited = [strategy for strategy in chosen if _suits(strategy, given)]
     stages = max((_plan(strategy, given).num_stages for strategy in suited), default=1)
     made = {strategy.name: _program_of(strategy, given, stages) for strategy in suited}
-    for program_of in made.values():
-        validate(program_of(4))
+    suited = [strategy for strategy in suited if _can_be_built(strategy.name, made, given)]
     make_folder(given.out)
     _say_other_models(made)
     stocked = [strategy for strategy in suited if _has_stock(strategy, given, stages)]
@@ -132,6 +131,19 @@ def _suits(strategy: Strategy, given: Namespace) -> bool:
         return True
     print(f"{strategy.name}: left out, model {given.model} cannot be split so", flush=True)
     return False
+
+
+def _can_be_built(name: str, made: dict[str, ProgramOf], given: Namespace) -> bool:
+    """Whether the strategy takes these ranks and microbatches. One that was asked for by name must."""
+    try:
+        validate(made[name](4))
+    except ValueError as error:
+        if given.strategies:
+            raise ValueError(f"{name} on {given.ranks} ranks: {error}") from None
+        print(f"{name}: left out, {error}", flush=True)
+        del made[name]
+        return False
+    return True
 
 
 def _say_other_models(made: dict[str, ProgramOf]) -> None:

@@ -1,6 +1,7 @@
 """The command line as a user meets it: what it prints, and one line with exit code 2 for whatever is wrong."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -176,9 +177,14 @@ def test_the_trace_is_chrome_json(capsys: pytest.CaptureFixture[str], tmp_path: 
 
 BAD = {
     "unknown strategy": (["simulate", "1f2b"], "1f2b", "1f1b"),
-    "negative cost": (["simulate", "1f1b", "--costs", "F=-1"], "F=-1", "at least 0"),
+    "more forwards than can be built": (
+        ["simulate", "1f1b", "--pp", "2", "--microbatches", "1000000000"],
+        "1000000000 microbatches",
+        "at most 1000000",
+    ),
+    "negative cost": (["simulate", "1f1b", "--costs", "F=-1"], "F=-1", "from 0 to"),
     "cost that is no number": (["simulate", "1f1b", "--costs", "F=fast"], "F=fast", "NAME=NUMBER"),
-    "cost that is not finite": (["simulate", "1f1b", "--costs", "F=inf"], "F=inf", "finite"),
+    "cost that is not finite": (["simulate", "1f1b", "--costs", "F=inf"], "F=inf", "from 0 to 1e+15"),
     "negative activation units": (["simulate", "1f1b", "--costs", "MB=-1"], "MB=-1", "at least 0"),
     "unknown cost": (["simulate", "1f1b", "--costs", "G=1"], "'G'", "F, B, I, W"),
     "no microbatches": (["simulate", "1f1b", "--microbatches", "0"], "0", "at least 1"),
@@ -288,3 +294,20 @@ def test_listing_and_simulating_do_not_load_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip().endswith("False")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    assert main(["show", "--schedule", str(tmp_path / "pipe.csv")]) == 2
+    assert "it is a pipe" in capsys.readouterr().err
+
+
+def test_compare_leaves_out_what_refuses_unless_it_was_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--ranks", "3", "--microbatches", "2", "--mode", "local", "--out", str(tmp_path)]
+    assert main(["compare", "dualpipe", "1f1b", *words]) == 2
+    assert "dualpipe on 3 ranks: " in capsys.readouterr().err
+    assert main(["compare", *words]) == 0
+    said = capsys.readouterr().out
+    assert "dualpipe: left out, dualpipe with 3 ranks" in said and "\n1f1b " in said

@@ -45,7 +45,7 @@ def test_gradients_are_those_of_one_process(model_of: ModelOf, recompute: str) -
 
 
 @needs_torchgpipe
-@pytest.mark.parametrize(("pp", "microbatches", "batch"), [(1, 4, 8), (4, 2, 4), (3, 1, 5), (2, 4, 10)])
+@pytest.mark.parametrize(("pp", "microbatches", "batch"), [(1, 4, 8), (4, 2, 4), (3, 1, 5), (2, 4, 11)])
 def test_gradients_of_hard_shapes(pp: int, microbatches: int, batch: int) -> None:
     plan = Plan(pp=pp, microbatches=microbatches, batch=batch, recompute="except_last")
     assert beside(plan, timed=False).grad_max_rel_error < 1e-9
@@ -160,7 +160,7 @@ def test_relus_go_with_the_layer_that_they_lead_to() -> None:
         (Plan(pp=2, dp=2, microbatches=2), models.mlp(), "no other axis than pp"),
         (Plan(pp=2, virtual=2, microbatches=2), models.mlp(), "one stage on each of its devices"),
         (Plan(pp=2, microbatches=2, recompute="full"), models.mlp(), "not --recompute full"),
-        (Plan(pp=2, microbatches=6, batch=9), models.mlp(), "cuts 9 samples into 5 microbatches, not 6"),
+        (Plan(pp=2, microbatches=6, batch=9), models.mlp(), "cuts 9 samples into microbatches of"),
         (Plan(pp=2), models.transformer(width=16, depth=1, heads=2, dropout=0.1), "dropout"),
         (Plan(pp=2), models.transformer(width=16, depth=1, heads=2, tied=1), "wants a chain of layers"),
         (Plan(pp=2), models.mlp(width=8, depth=4, skip=2), "wants a chain of layers"),

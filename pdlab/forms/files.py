@@ -1,6 +1,8 @@
 """Text from a file that may be anything: a schedule, a video, a device without end."""
 
+import os
 from pathlib import Path
+from stat import S_ISFIFO
 
 from pdlab.forms.fault import FormError
 
@@ -12,6 +14,8 @@ LIMIT_BYTES = 64 * MEGABYTE
 def read_text(path: Path | str, limit_bytes: int = LIMIT_BYTES) -> str:
     """The text of a file. Never reads more than the limit, whatever the file says of its size."""
     try:
+        if S_ISFIFO(os.stat(path).st_mode) and not str(path).startswith("/dev/"):
+            raise ValueError("it is a pipe, for which one could wait for ever")
         with open(path, "rb") as file:
             data = file.read(limit_bytes + 1)
     except (OSError, ValueError) as error:

@@ -12,6 +12,9 @@ from pdlab.strategies.automatic import Times
 MOST_RANKS = 4096
 """A program has a list of ops for each rank; more would take minutes to build."""
 
+MOST_PASSES = 10**6
+"""Forwards of all stages of all ranks; more would take minutes too."""
+
 MAY_BE_ZERO = ("prefetch", "optimizer_bytes")
 MAY_BE_OPEN = ("batch", "virtual", "limit")
 
@@ -60,6 +63,12 @@ class Plan:
             raise ValueError(f"limit is {self.limit!r}; give a number of at least 1, the M_B that a rank may hold")
         if self.mesh.size > MOST_RANKS:
             raise ValueError(f"a mesh of {self.mesh} has {self.mesh.size} ranks; at most {MOST_RANKS} can be built")
+        passes = self.mesh.size * (self.virtual or 1) * self.microbatches
+        if passes > MOST_PASSES:
+            raise ValueError(
+                f"{self.mesh.size} ranks with {self.virtual or 1} stages each and {self.microbatches} microbatches are "
+                f"{passes} forwards; at most {MOST_PASSES} can be built"
+            )
 
     @property
     def mesh(self) -> Mesh:

@@ -13,6 +13,7 @@ from pdlab.costs import Analytic, Stretched
 from pdlab.lab import lab_transformer
 from pdlab.passes import Recompute
 from pdlab.passes.excerpt import excerpt
+from pdlab.passes.recompute import WHOLE_STAGES
 from pdlab.plots.units import BYTES, SECONDS, suited, three_digits
 from pdlab.program import Program
 from pdlab.simulate import simulate
@@ -29,7 +30,7 @@ SIZES, SPLITS = (1, 2, 4, 8), ("tensor", "sequence")
 
 WIDTHS = tuple(2**i for i in range(9, 14))
 TOKENS = tuple(2**i for i in range(8, 14))
-AGAIN = tuple(how.value for how in Recompute)
+AGAIN = tuple(how.value for how in Recompute if how not in WHOLE_STAGES)
 
 HEAD, FEWEST = 128, 8
 """Numbers of a head, where the width has enough for so many heads that the largest group can share them."""

@@ -91,6 +91,9 @@ def put(name: str, control: Control, value: Any) -> None:
         if not isinstance(value, bool):
             raise ValueError(f"{name} is {value!r}; give True or False")
     else:
+        whole = not isinstance(control, Rate) and isinstance(control.value, int)
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            raise ValueError(f"{name} is {value!r}; give a {'whole ' if whole else ''}number")
         least, most = (
             (10.0**control.min, 10.0**control.max) if isinstance(control, Rate) else (control.min, control.max)
         )
