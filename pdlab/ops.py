@@ -46,6 +46,9 @@ FORWARD_KINDS = frozenset({Kind.FORWARD, Kind.RECOMPUTE})
 PASS_KINDS = FORWARD_KINDS | {Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT}
 """Ops that run a segment forward or backward; they carry a stage and a microbatch."""
 
+SCHEDULED_KINDS = PASS_KINDS - {Kind.RECOMPUTE} | {Kind.STEP}
+"""What a schedule of stages may hold; passes put in the rest."""
+
 BACKWARD_KINDS = PASS_KINDS - FORWARD_KINDS
 
 P2P_KINDS = frozenset({Kind.SEND, Kind.RECV})

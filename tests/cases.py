@@ -1,6 +1,7 @@
 """The hard cases, each with its programs, its data and the independent answer. They run locally and on processes
 alike."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -10,6 +11,8 @@ import torch
 from pdlab import models, reference
 from pdlab.batch import Batch
 from pdlab.compare import digits_batch
+from pdlab.costs import Uniform
+from pdlab.execute.local import run_local
 from pdlab.execute.result import Result
 from pdlab.execute.settings import Settings
 from pdlab.mesh import Axis, Mesh
@@ -28,6 +31,7 @@ from pdlab.passes import (
     shard_weights,
 )
 from pdlab.program import Program, split_rows
+from pdlab.simulate import simulate
 from pdlab.state import assemble, initial_parameters
 from pdlab.strategies import Plan, build, get
 from pdlab.strategies.data_parallel import single
@@ -217,3 +221,16 @@ def kill_test() -> dict[str, Case]:
     cases["1f1b pp 2 sequence 2"] = strategy("1f1b", both, small_transformer(2, "sequence", 0.1))
     cases["zero3 dp 2 tp 2"] = strategy("zero3", Plan(dp=2, tp=2, microbatches=2, batch=7), small_transformer(2))
     return cases
+
+
+def worst_error_as_predicted(case: Case) -> float:
+    """The worst error of a case run in this process, where bytes moved and held are as the simulator says."""
+    result = run_local(case.programs, case.batch, case.settings)
+    for program, measured in zip(case.programs, result.traces[0], strict=True):
+        predicted = simulate(program, Uniform(), measured.facts)
+        assert predicted.moved == measured.moved
+        for rank in range(program.mesh.size):
+            rows = predicted.rows_of(rank)
+            ours, real = max(predicted.live[row] for row in rows), max(measured.live[row] for row in rows)
+            assert math.isclose(ours, real, rel_tol=0.05), f"rank {rank}: predicted {ours}, held {real}"
+    return case.check(result)

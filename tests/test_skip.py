@@ -6,34 +6,18 @@ import pytest
 import test_reference
 import test_segments
 import torch
-from cases import Case, strategy
+from cases import strategy, worst_error_as_predicted
 
 from pdlab import forms, models, reference
-from pdlab.costs import Uniform
-from pdlab.execute.local import run_local
 from pdlab.models import Model
 from pdlab.models.spec import Block
 from pdlab.ops import Kind
-from pdlab.simulate import simulate
 from pdlab.strategies import Plan
 
 MODELS = {
     f"depth {depth} to {skip}": models.mlp(width=6, depth=depth, itemsize=8, skip=skip)
     for depth, skip in ((3, 2), (4, 2), (4, 3), (8, 5))
 } | {"float32": models.mlp(width=6, depth=4, skip=2)}
-
-
-def run(case: Case) -> float:
-    """The worst error of the gradients, where bytes moved and held are as predicted."""
-    result = run_local(case.programs, case.batch, case.settings)
-    for program, measured in zip(case.programs, result.traces[0], strict=True):
-        predicted = simulate(program, Uniform(), measured.facts)
-        assert predicted.moved == measured.moved
-        for rank in range(program.mesh.size):
-            rows = predicted.rows_of(rank)
-            ours, real = max(predicted.live[row] for row in rows), max(measured.live[row] for row in rows)
-            assert ours == pytest.approx(real, rel=0.05)
-    return case.check(result)
 
 
 @pytest.mark.parametrize(("name", "segment"), [(name, s) for name, model in MODELS.items() for s in model.segments])
@@ -73,7 +57,7 @@ def test_gpipe(skip: int, pp: int) -> None:
     """The stages between the two ends of the connection are none, one or two; both ends may be on one rank."""
     model = models.mlp(width=16, depth=8, itemsize=8, skip=skip)
     case = strategy("gpipe", Plan(pp=pp, microbatches=3, batch=7), model)
-    assert run(case) < 1e-9
+    assert worst_error_as_predicted(case) < 1e-9
     sums = [op for rank in case.programs[0].ranks for op in rank.ops if op.kind is Kind.ADD]
     assert sorted(op.writes for op in sums) == [(f"d.h1:{mb}",) for mb in range(3)]
 
@@ -93,7 +77,7 @@ def test_gpipe(skip: int, pp: int) -> None:
     ids=lambda value: value if isinstance(value, str) else f"pp {value.pp} dp {value.dp}",
 )
 def test_other_strategies(name: str, plan: Plan) -> None:
-    assert run(strategy(name, plan, models.mlp(width=16, depth=8, itemsize=8, skip=5))) < 1e-9
+    assert worst_error_as_predicted(strategy(name, plan, models.mlp(width=16, depth=8, itemsize=8, skip=5))) < 1e-9
 
 
 def test_the_connection_counts() -> None:

@@ -32,7 +32,7 @@ def run_local(programs: Sequence[Program], batch: Batch, settings: Settings | No
         validate(program)
     stores = [new_store(programs[0], rank, batch, settings) for rank in range(programs[0].mesh.size)]
     provenance = Provenance(Mode.LOCAL, versions=f"torch {torch.__version__}", seed=settings.seed)
-    with _one_thread():
+    with one_thread():
         traces = [_walk(program, stores, provenance) for program in programs]
     return collect([traces], stores)
 
@@ -45,7 +45,7 @@ def fold_local(program: Program, batches: Sequence[Batch], settings: Settings, s
     for i, batch in enumerate(batches):
         began = time.perf_counter()
         stores = [following(store, batch, settings) for store in stores] if i else stores
-        with _one_thread():
+        with one_thread():
             trace = _walk(program, stores, Provenance(Mode.LOCAL, seed=settings.seed))
         seconds = time.perf_counter() - began
         for rank, store in enumerate(stores):
@@ -55,7 +55,7 @@ def fold_local(program: Program, batches: Sequence[Batch], settings: Settings, s
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """The tensors are small: threads that wait for each other take longer than the work, much longer on busy cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

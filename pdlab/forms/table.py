@@ -17,9 +17,9 @@ from pdlab.forms.cells import cells
 from pdlab.forms.columns import check_time
 from pdlab.forms.fault import FormError
 from pdlab.forms.needs import check_needs
-from pdlab.forms.typed import Place, Table, Typed, is_scheduled, ops_of_cell, pair_text, shown, with_steps
+from pdlab.forms.typed import Place, Table, Typed, ops_of_cell, pair_text, shown, with_steps
 from pdlab.mesh import Axis
-from pdlab.ops import Kind, Op
+from pdlab.ops import SCHEDULED_KINDS, Kind, Op
 from pdlab.program import Program
 
 
@@ -53,7 +53,7 @@ def rows_csv(rows: list[list[Op]]) -> str:
 
 def _order(ops: tuple[Op, ...]) -> list[Op]:
     """The ops of a rank as a schedule has them: a stage and a microbatch and no more."""
-    found = [cell.op for cell in cells([op for op in ops if is_scheduled(op)])]
+    found = [cell.op for cell in cells([op for op in ops if op.kind in SCHEDULED_KINDS])]
     return [Op(op.kind, op.stage, microbatch=op.microbatch, pair=op.pair) for op in found]
 
 

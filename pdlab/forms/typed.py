@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pdlab.forms.fault import FormError, short
-from pdlab.ops import PASS_KINDS, STEP, Kind, Op, parse
+from pdlab.ops import STEP, Kind, Op, parse
 
 IDLE = "."
 LONGEST_CELL = 64
@@ -100,11 +100,6 @@ def _op(text: str) -> Op:
 
 def pair_text(first: Op, second: Op) -> str:
     return f"({first};{second})OVERLAP_F_B"
-
-
-def is_scheduled(op: Op) -> bool:
-    """Whether an op stands in a table: a pass or a step."""
-    return (op.kind in PASS_KINDS and op.kind is not Kind.RECOMPUTE) or op.kind is Kind.STEP
 
 
 # --- how it is shown

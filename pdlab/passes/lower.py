@@ -12,13 +12,11 @@ from pdlab.depend import ProgramError
 from pdlab.mesh import Axis, Mesh
 from pdlab.models.model import Model
 from pdlab.models.spec import Exchange, Group, Item, Segment
-from pdlab.ops import PASS_KINDS, Kind, Op, Value
+from pdlab.ops import PASS_KINDS, SCHEDULED_KINDS, Kind, Op, Value
 from pdlab.passes.naming import Names
 from pdlab.passes.stamp import Stamp, cut, press
 from pdlab.program import Program, RankProgram, Role
 from pdlab.signature import Operands
-
-SCHEDULED = PASS_KINDS - {Kind.RECOMPUTE} | {Kind.STEP}
 
 Schedule = Sequence[Sequence[Op]]
 """For each rank of the pp axis, its ops in order."""
@@ -41,7 +39,7 @@ def lower(
             f"a schedule of {len(schedule)} ranks on {mesh.degree(Axis.PP)} pipeline ranks; give each rank its own list"
         )
     for op in (op for ops in schedule for op in ops):
-        if op.kind not in SCHEDULED:
+        if op.kind not in SCHEDULED_KINDS:
             raise ProgramError(f"{op}: a schedule has F, B, I, W and STEP; what is run again is for --recompute to say")
         if not (0 <= op.stage < num_stages and (0 if op.kind in PASS_KINDS else -1) <= op.microbatch < len(rows[0])):
             raise ProgramError(

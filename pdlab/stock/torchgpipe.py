@@ -12,8 +12,6 @@ whom, is torchgpipe's own; the overlap is that of the clocks, not of this machin
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +25,7 @@ from torch.nn.functional import cross_entropy
 from pdlab import reference
 from pdlab.compare import TEACHING_COSTS, ModelOf, digits_batch
 from pdlab.costs import Costs, Link
+from pdlab.execute.local import one_thread
 from pdlab.lab import lab_model
 from pdlab.models import Model
 from pdlab.optimizers import Sgd
@@ -131,7 +130,7 @@ def beside(
         raise ValueError(f"{steps} steps; give at least 1")
     if costs is not None and costs.link is not Link.CHANNEL:
         raise ValueError("a paced step has exclusive channels; pace with Link.CHANNEL")
-    with _one_thread():
+    with one_thread():  # torchgpipe's worker is a new thread in each step, for which torch would start a team
         error = _gradient_error(model_of(plan, 8), plan, seed)
         if not timed:
             return Stock(plan, Mode.LOCAL, None, None, error)
@@ -140,17 +139,6 @@ def beside(
         seconds = median([pipe.step() for _ in range(steps + 1)][1:])
     bubble = 1 - clocks.busy / (plan.pp * seconds) if clocks else None
     return Stock(plan, Mode.PACED if clocks else Mode.MEASURED, seconds, bubble, error)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """As on a rank. torchgpipe's worker is a new thread in each step, for which torch would start a team of its own."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _gradient_error(model: Model, plan: Plan, seed: int) -> float:
