@@ -210,7 +210,7 @@ def _match(graph: Graph, rows: list[int]) -> None:
 def _agree(first: Op, op: Op) -> bool:
     if first.kind in P2P_KINDS:
         send, receive = (first, op) if first.kind is Kind.SEND else (op, first)
-        return payload(send.inputs)[:1] == payload(receive.writes)[:1]
+        return send.inputs[:1] == receive.writes[:1] or payload(send.inputs)[:1] == payload(receive.writes)[:1]
     return op.kind is first.kind and len(op.writes) == len(first.writes)
 
 

@@ -120,8 +120,20 @@ class Op(NamedTuple):
 
 
 def consuming(op: Op, values: frozenset[Value]) -> Op:
-    """The op with what it consumes: `_replace` in half the time, for passes that touch every op of a large program."""
-    return Op(*op[:6], values, *op[7:])
+    """The op with what it consumes: `_replace` in a third of the time, for passes that touch every op of a large
+    program."""
+    return tuple.__new__(Op, (*op[:6], values, *op[7:]))
+
+
+def message(kind: Kind, value: Value, peer: int, stream: Stream) -> Op:
+    """One side of a message, made the short way: a large pipeline has more of these than of all else."""
+    given, made = ((value,), ()) if kind is Kind.SEND else ((), (value,))
+    return tuple.__new__(Op, (kind, -1, -1, -1, given, made, frozenset(), None, peer, None, stream, -1, -1))
+
+
+def stamped(op: Op, microbatch: int, inputs: tuple[Value, ...], writes: tuple[Value, ...], pair: int) -> Op:
+    """The op on another microbatch, made the short way."""
+    return tuple.__new__(Op, (*op[:3], microbatch, inputs, writes, *op[6:12], pair))
 
 
 def payload(values: tuple[Value, ...]) -> tuple[Value, ...]:

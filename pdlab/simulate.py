@@ -127,10 +127,11 @@ def run_plan(plan: Plan) -> tuple[list[float], list[float]]:
 def read_trace(plan: Plan, starts: list[float], ends: list[float], costs: Costs, facts: Facts) -> Trace:
     """Spread the events back over the rows, and follow what each rank holds."""
     graph = plan.graph
-    row_starts = [starts[event] for event in graph.event_of]
-    row_ends = [ends[event] for event in graph.event_of]
-    moved = _moved(graph, facts)
-    live, before = _live(graph, row_ends, facts)
+    with paused():
+        row_starts = [starts[event] for event in graph.event_of]
+        row_ends = [ends[event] for event in graph.event_of]
+        moved = _moved(graph, facts)
+        live, before = _live(graph, row_ends, facts)
     link = f"{costs}, {costs.link.value} links"
     return Trace(graph.program, row_starts, row_ends, moved, live, before, Provenance(Mode.SIMULATED, link), facts)
 

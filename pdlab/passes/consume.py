@@ -18,7 +18,10 @@ def _consume(rank: RankProgram) -> RankProgram:
     wanted: set[Value] = set(rank.live_out)
     ops = []
     for op in reversed(rank.ops):
-        last = frozenset([value for value in op.operands if value not in wanted])
-        wanted.update(last)
-        ops.append(op if op.consumes == last else consuming(op, last))
-    return replace(rank, ops=tuple(reversed(ops)))
+        ends = [value for value in op.operands if value not in wanted]
+        if ends or op.consumes:
+            wanted.update(ends)
+            op = consuming(op, frozenset(ends))
+        ops.append(op)
+    ops.reverse()
+    return replace(rank, ops=tuple(ops))

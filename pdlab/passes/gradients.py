@@ -23,6 +23,8 @@ def all_reduce_gradients(program: Program, *, bucket_bytes: int | None = None) -
     form."""
     if bucket_bytes is not None and bucket_bytes < 1:
         raise ValueError(f"bucket_bytes is {bucket_bytes}; a bucket holds at least 1 byte")
+    if all(degree == 1 for axis, degree in program.mesh.degrees if axis is not Axis.PP):
+        return program
     return program.with_ranks([_reduce(rank, program.mesh, bucket_bytes) for rank in program.ranks])
 
 

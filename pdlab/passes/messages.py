@@ -8,11 +8,12 @@ handed on by the ranks of stages 1 and 2, which hold it until then; its bytes co
 microbatch (gradients of copies) goes straight.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pdlab.mesh import Axis
-from pdlab.ops import Kind, Lane, Op, Stream, Value
+from pdlab.ops import Kind, Lane, Op, Stream, Value, message
 from pdlab.program import Program, RankProgram, Type
 
 Place = tuple[int, int]
@@ -20,6 +21,9 @@ Place = tuple[int, int]
 
 Message = tuple[int, int, Value]
 """After which op of its sender it is sent, before which op of its receiver it is received, and what it is."""
+
+Inserted = defaultdict[int, list[Op]]
+"""The ops that come in before or after a position."""
 
 
 def insert_messages(program: Program) -> Program:
@@ -41,7 +45,7 @@ class _Line:
     ranks: dict[int, RankProgram]
     homes: dict[Value, Place] = field(default_factory=dict)
     arrives: dict[int, dict[Value, int]] = field(default_factory=dict)
-    messages: dict[tuple[int, int], list[Message]] = field(default_factory=dict)
+    messages: defaultdict[tuple[int, int], list[Message]] = field(default_factory=lambda: defaultdict(list))
     relayed: dict[int, dict[Value, Type]] = field(default_factory=dict)
 
     def connected(self) -> dict[int, RankProgram]:
@@ -58,16 +62,17 @@ class _Line:
         """Where each value comes from, and what is read here that never is made here."""
         here = set(rank.live_in)
         needed: dict[Value, int] = {}
-        self.homes.update(dict.fromkeys(here, (r, -1)))
+        homes = self.homes
+        homes.update(dict.fromkeys(here, (r, -1)))
         for i, op in enumerate(rank.ops):
             for value in op.inputs:
-                if value not in here and value not in needed:
+                if value not in here:
+                    here.add(value)
                     needed[value] = i
-            if op.writes:
-                here.update(op.writes)
-                place = (r, i)
-                for value in op.writes:
-                    self.homes[value] = place
+            place = (r, i)
+            for value in op.writes:
+                here.add(value)
+                homes[value] = place
         self.arrives[r] = needed
 
     # --- from the rank that makes a value to the one that reads it
@@ -83,10 +88,7 @@ class _Line:
         self._send(value, source, use)
 
     def _send(self, value: Value, source: Place, target: Place) -> None:
-        ends = source[0], target[0]
-        if ends not in self.messages:
-            self.messages[ends] = []
-        self.messages[ends].append((source[1], target[1], value))
+        self.messages[source[0], target[0]].append((source[1], target[1], value))
 
     def _between(self, home: Place, use: Place) -> list[Place]:
         """The other ranks on the way from stage to stage, and where the same microbatch is on each. A way that comes
@@ -118,20 +120,18 @@ class _Line:
     # --- the lists with what was found
 
     def _with_messages(self) -> dict[int, RankProgram]:
-        sends: dict[int, dict[int, list[Op]]] = {r: {} for r in self.ranks}
-        receives: dict[int, dict[int, list[Op]]] = {r: {} for r in self.ranks}
+        sends: dict[int, Inserted] = {r: defaultdict(list) for r in self.ranks}
+        receives: dict[int, Inserted] = {r: defaultdict(list) for r in self.ranks}
         for (source, target), messages in self.messages.items():
             to, origin = Stream(Lane.TO, peer=target), Stream(Lane.FROM, peer=source)
-            latest = len(self.ranks[target].ops)
+            leaving, coming, latest = sends[source], receives[target], len(self.ranks[target].ops)
             for position, use, value in sorted(messages, reverse=True):
                 latest = min(latest, use)
-                send = Op(Kind.SEND, inputs=(value,), peer=target, stream=to)
-                receive = Op(Kind.RECV, writes=(value,), peer=source, stream=origin)
-                sends[source].setdefault(position, []).append(send)
-                receives[target].setdefault(latest, []).append(receive)
+                leaving[position].append(message(Kind.SEND, value, target, to))
+                coming[latest].append(message(Kind.RECV, value, source, origin))
         return {r: self._merged(r, sends[r], receives[r]) for r in self.ranks}
 
-    def _merged(self, r: int, sends: dict[int, list[Op]], receives: dict[int, list[Op]]) -> RankProgram:
+    def _merged(self, r: int, sends: Inserted, receives: Inserted) -> RankProgram:
         """Both were found from the last to the first."""
         ops: list[Op] = sends.get(-1, [])[::-1]
         for i, op in enumerate(self.ranks[r].ops):

@@ -13,10 +13,13 @@ from pdlab.models.spec import Group, Kept, Segment, Tensor
 from pdlab.ops import Op, Value
 from pdlab.program import Role, Size, Sized, Type, gradient_layout, tensor_role
 
+NOTHING_FOUND = 0, 0, ""
+
 
 @dataclass
 class Names:
-    """`live_in` collects what must be there before."""
+    """`live_in` collects what must be there before; `accumulated` says, for a group and a segment that uses it, how
+    many steps there were, how many gradients have been added up since, and what their sum is called."""
 
     model: Model
     mesh: Mesh
@@ -25,7 +28,7 @@ class Names:
     types: dict[Value, Type] = field(default_factory=dict)
     live_in: set[Value] = field(default_factory=set)
     losses: set[Value] = field(default_factory=set)
-    accumulated: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    accumulated: dict[tuple[str, str], tuple[int, int, Value]] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
     gradient_types: dict[str, Type] = field(default_factory=dict)
 
@@ -127,13 +130,13 @@ class Names:
         so_far, written = [], []
         for group in segment.groups:
             user = segment.name
-            step, count = self.accumulated.get((group.name, user), (0, 0))
+            step, count, newest = self.accumulated.get((group.name, user), NOTHING_FOUND)
             if count:
-                so_far.append(self._gradient_of(group, user, step, count - 1))
-            value = self._gradient_of(group, user, step, count)
+                so_far.append(newest)
+            value = f"{self._gradient_of(group, user, step)}#{count}"
             written.append(value)
             self.types[value] = self._gradient_type(group)
-            self.accumulated[group.name, user] = (step, count + 1)
+            self.accumulated[group.name, user] = (step, count + 1, value)
         return tuple(so_far), tuple(written)
 
     def _gradient_type(self, group: Group) -> Type:
@@ -142,18 +145,18 @@ class Names:
             self.gradient_types[group.name] = Type(Role.GRADIENT, group.bytes, layout, group.name)
         return self.gradient_types[group.name]
 
-    def _gradient_of(self, group: Group, user: str, step: int, count: int) -> Value:
+    def _gradient_of(self, group: Group, user: str, step: int) -> str:
         several = len(self.model.users[group.name]) > 1
-        return f"{group.name}.g{step}/{user}#{count}" if several else f"{group.name}.g{step}#{count}"
+        return f"{group.name}.g{step}/{user}" if several else f"{group.name}.g{step}"
 
     def complete(self, group: Group) -> list[Value]:
         """What the users of a group on this rank have found since the last step, which is over now."""
         found = []
         for user in self.model.users[group.name]:
-            step, count = self.accumulated.get((group.name, user), (0, 0))
+            step, count, newest = self.accumulated.get((group.name, user), NOTHING_FOUND)
             if count:
-                found.append(self._gradient_of(group, user, step, count - 1))
-                self.accumulated[group.name, user] = (step + 1, 0)
+                found.append(newest)
+                self.accumulated[group.name, user] = (step + 1, 0, "")
         return found
 
 

@@ -8,7 +8,7 @@ of pass as stages.
 from dataclasses import dataclass
 
 from pdlab.models.spec import Segment
-from pdlab.ops import PASS_KINDS, Kind, Op, Value
+from pdlab.ops import PASS_KINDS, Kind, Op, Value, stamped
 from pdlab.passes.naming import Names
 from pdlab.program import Role, Sized, Type
 
@@ -22,7 +22,7 @@ class Stamp:
     adds up, if it does. `types`, `fed` and `losses` are of the values that end in a hole."""
 
     ops: tuple[tuple[Op, tuple[str, ...], tuple[str, ...], Segment | None], ...]
-    types: tuple[tuple[str, Type], ...]
+    types: dict[str, Type]
     fed: tuple[str, ...]
     losses: tuple[str, ...]
 
@@ -49,7 +49,7 @@ def cut(ops: list[Op], segments: dict[tuple[int, int], Segment], names: Names, m
             (op, holes(op.inputs), holes(op.writes), segments[op.stage, op.segment] if op.kind in adds else None)
             for op in ops
         ),
-        tuple(types.items()),
+        types,
         tuple(part for part in types if part + number in names.live_in),
         tuple(part for part in types if part + number in names.losses),
     )
@@ -59,19 +59,16 @@ def press(stamp: Stamp, of: Op, names: Names) -> list[Op]:
     """The ops of the same pass on the microbatch of `of`."""
     microbatch = of.microbatch
     number = str(microbatch)
-    for part, t in stamp.types:
-        names.types[part + number] = t
-    names.live_in.update(part + number for part in stamp.fed)
-    names.losses.update(part + number for part in stamp.losses)
+    named = {part: part + number for part in stamp.types}
+    names.types.update(zip(named.values(), stamp.types.values(), strict=True))
+    names.live_in.update([named[part] for part in stamp.fed])
+    names.losses.update([named[part] for part in stamp.losses])
     ops = []
     for op, inputs, writes, segment in stamp.ops:
-        given = tuple([part + number if part[-1] == HOLE else part for part in inputs])
-        made = tuple([part + number if part[-1] == HOLE else part for part in writes])
+        given = tuple([named.get(part, part) for part in inputs])
+        made = tuple([named.get(part, part) for part in writes])
         if segment is not None:
             so_far, written = names.accumulate(of, segment)
             given, made = given + so_far, made + written
-        pair = of.pair if op.kind in PASS_KINDS else -1
-        ops.append(
-            Op(op.kind, op.stage, op.segment, microbatch, given, made, axis=op.axis, version=op.version, pair=pair)
-        )
+        ops.append(stamped(op, microbatch, given, made, of.pair if op.kind in PASS_KINDS else -1))
     return ops

@@ -24,20 +24,18 @@ class Channels(Enum):
 
 def assign_streams(program: Program, channels: Channels = Channels.PER_DIRECTION) -> Program:
     """Streams for every op of every rank."""
-
+    divided = frozenset() if channels is Channels.ONE_LIST else COMMUNICATION_KINDS
     known: dict[tuple[Kind, Axis | None, int], Stream] = {}
 
+    def assigned(op: Op) -> Op:
+        found = COMPUTE if op.kind not in divided else stream(op)
+        return op if op.stream == found else op._replace(stream=found)
+
     def stream(op: Op) -> Stream:
-        if channels is Channels.ONE_LIST or op.kind not in COMMUNICATION_KINDS:
-            return COMPUTE
         key = op.kind, op.axis, op.peer
         if key not in known:
             known[key] = _stream(op, channels)
         return known[key]
-
-    def assigned(op: Op) -> Op:
-        found = stream(op)
-        return op if op.stream == found else op._replace(stream=found)
 
     return program.with_ranks([replace(rank, ops=tuple(map(assigned, rank.ops))) for rank in program.ranks])
 
