@@ -93,6 +93,11 @@ def counted(program: Program, batch: Batch, microbatch: int) -> int:
     """Over how many samples the loss of a microbatch's step is averaged: those whose label is not ignored."""
     if not program.steps_each_microbatch:
         return labelled(batch.labels)
+    return labelled_rows(program, batch, microbatch)
+
+
+def labelled_rows(program: Program, batch: Batch, microbatch: int) -> int:
+    """How many of a microbatch's samples count, over all data shards."""
     return sum(labelled(batch.labels[rows(program, shard, microbatch)]) for shard in range(len(program.rows)))
 
 

@@ -19,8 +19,8 @@ from pdlab.simulate import simulate
 from pdlab.strategies import STRATEGIES, Plan, Strategy, Times, build, get
 from pdlab.trace import Trace
 
-PIPELINES = tuple(strategy.name for strategy in STRATEGIES if strategy.axis is Axis.PP)
-"""The schedules of the catalog that spread over pipeline ranks."""
+PIPELINES = tuple(s.name for s in STRATEGIES if s.axis is Axis.PP and not (s.stale or s.accumulates))
+"""The schedules of the catalog that spread over pipeline ranks and flush once."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pdlab import commands, strategies
 from pdlab.errors import PoolError
 from pdlab.models.split import Split
 from pdlab.passes import Recompute
+from pdlab.strategies.plan import MOST_RANKS
 
 if TYPE_CHECKING:
     from pdlab.launch import Ranks
@@ -104,9 +105,10 @@ def _show(verbs: Verbs) -> None:
     _add_predicted_model(verb)
     verb.add_argument(
         "--format",
-        choices=("grid", "ops", "csv", "json"),
+        choices=("grid", "ops", "csv", "json", "versions"),
         default="grid",
-        help="grid: what computes; ops: every op with its values; csv: the order; json: everything (default: grid)",
+        help="grid: what computes; ops: every op with its values; csv: the order; json: everything; versions: which "
+        "weights every minibatch meets (default: grid)",
     )
     verb.set_defaults(command=commands.show)
 
@@ -191,6 +193,14 @@ def _add_plan(verb: argparse.ArgumentParser, files: str = "") -> None:
     ):
         usual = None if name in ("pp", "virtual") else 1
         verb.add_argument(f"--{name}", type=int, default=usual, help=help_text)
+    for name, metavar, help_text in (
+        ("layers", "5:3", "layers of the model in each stage (default: as many in each)"),
+        ("replicas", "3:1", "pipeline ranks of each stage, for pipedream (default: one each)"),
+    ):
+        verb.add_argument(f"--{name}", type=numbers, metavar=metavar, help=help_text)
+    verb.add_argument(
+        "--accumulate", type=int, metavar="M", help="microbatches of an update, for pipedream_2bw (default: --pp)"
+    )
     verb.add_argument("--limit", type=float, metavar="M_B", help="most that a rank of zb_auto may hold (default: --pp)")
     verb.add_argument("--microbatches", type=int, help="microbatches of each data shard (default: 8)")
     _add_inside_layers(verb)
@@ -199,6 +209,14 @@ def _add_plan(verb: argparse.ArgumentParser, files: str = "") -> None:
         choices=[split.value for split in Split],
         help="what --tp ranks split of a layer (default: the strategy's own, or tensor)",
     )
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """`3:1` as the numbers of each stage."""
+    parts = text.split(":")
+    if not all(part.isdecimal() and part.isascii() and 1 <= int(part) <= MOST_RANKS for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r}; give a whole number of at least 1 for each stage, as in 3:1")
+    return tuple(map(int, parts))
 
 
 def _add_inside_layers(verb: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from pdlab import forms, metrics, strategies
 from pdlab.bubbles import unit_bytes
 from pdlab.costs import Link, Uniform
 from pdlab.export import check_suffix, write_trace
+from pdlab.ledger import Ledger
 from pdlab.passes import Recompute
 from pdlab.planning import chosen, file_of, plan_of, predicted_model, program_of_arguments, times_of
 from pdlab.program import Program
@@ -29,7 +30,8 @@ def list_strategies(_: Namespace) -> None:
 
 
 def show(given: Namespace) -> None:
-    """The program as text: a grid of what computes, all ops with their values, CSV (an order) or JSON (everything)."""
+    """The program as text: a grid of what computes, all ops with their values, CSV (an order), JSON (everything), or
+    the versions that minibatches meet."""
     if given.format == "csv" and (given.recompute != Recompute.NONE.value or given.overlap):
         raise ValueError("a CSV is the order of a schedule alone; give --recompute and --overlap when it is read")
     program = program_of_arguments(given, predicted_model(given, {}))
@@ -38,6 +40,7 @@ def show(given: Namespace) -> None:
         "ops": forms.listing,
         "csv": forms.schedule_csv,
         "json": forms.to_json,
+        "versions": lambda program: Ledger.of(program).text(),
     }
     print(printers[given.format](program).rstrip("\n"))
 

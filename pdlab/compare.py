@@ -24,6 +24,7 @@ from pdlab.simulate import simulate
 from pdlab.state import FLOAT, assemble, initial_parameters
 from pdlab.strategies import Plan, build, get
 from pdlab.trace import Mode, Trace
+from pdlab.trajectory import trajectory_error
 
 TEACHING_COSTS = Uniform(F=0.040, B=0.080, I=0.040, W=0.040, comm=0.008)
 """Seconds: long against the scheduling noise of an operating system, short enough to wait for."""
@@ -105,13 +106,13 @@ def compare(
     checked = replace(settings, record=True)
     if pool is None:
         measured = run_local([program], batch, settings).trace
-        error = gradient_error(exact, run_local([exact], batch, checked), batch, settings.seed)
+        error = worst_error(exact, run_local([exact], batch, checked), batch, checked)
         return Comparison(simulate(program, costs or TEACHING_COSTS), measured, None, error)
     repetitions = 1 + (steps if costs else 2 * steps)
     run = pool.run(program, batch, pace=costs, steps=repetitions, settings=settings, watch=watch)
     traces = [repetition[-1] for repetition in run.traces[1:]]
     predicted = _predict(program, costs, traces[:-steps])
-    error = gradient_error(exact, pool.run(exact, batch, settings=checked), batch, settings.seed)
+    error = worst_error(exact, pool.run(exact, batch, settings=checked), batch, checked)
     seconds = median(trace.makespan for trace in traces[-steps:])
     return Comparison(predicted, median_trace(traces[-steps:]), seconds, error)
 
@@ -141,6 +142,13 @@ def compare_strategy(
 def median_trace(traces: Sequence[Trace]) -> Trace:
     """The trace whose makespan is in the middle."""
     return sorted(traces, key=lambda trace: trace.makespan)[len(traces) // 2]
+
+
+def worst_error(program: Program, result: Result, batch: Batch, settings: Settings) -> float:
+    """Of gradients where they are those of the batch; of all versions of the weights where steps come along the way."""
+    if program.steps_each_microbatch:
+        return trajectory_error([program], result, batch, settings)
+    return gradient_error(program, result, batch, settings.seed)
 
 
 def gradient_error(program: Program, result: Result, batch: Batch, seed: int) -> float:

@@ -153,6 +153,7 @@ def _as_message(line: Timeline, start: float) -> Message:
         "moved": line.moved,
         "live": line.live,
         "live_before": line.live_before,
+        "peak_weights": line.peak_weights,
         "facts": facts_as_list(line.facts),
     }
 

@@ -17,6 +17,9 @@ from pdlab.passes import Recompute
 from pdlab.program import Program
 from pdlab.strategies import Plan, Strategy, Times
 
+STAGES = ("layers", "replicas", "accumulate")
+"""Options of what each stage is like, and of how many microbatches it steps after."""
+
 ModelOf = Callable[[Plan, int | None], Model]
 """From a plan and the number of its pipeline stages (None: the model is not cut) to a model."""
 
@@ -36,11 +39,12 @@ def predicted_model(given: Namespace, units: dict[str, float]) -> ModelOf:
 
     def make(plan: Plan, stages: int | None) -> Model:
         if given.model != "nominal":
-            return lab.LAB_MODELS[given.model](plan, 4, given.depth or lab.depth_for(stages or 1), 0.0)
+            depth = given.depth or lab.depth_for(plan.num_layers or stages or 1)
+            return lab.LAB_MODELS[given.model](plan, 4, depth, 0.0)
         kept = units.get("MB", 1.0), units.get("MW", 1.0)
         if stages is None:
             return models.nominal(4, *kept, tp=plan.tp, split=plan.split.value)
-        return lab.lab_nominal(plan.pp, stages, *kept, tp=plan.tp, split=plan.split.value)
+        return lab.lab_nominal(plan.pp, plan.num_layers or stages, *kept, tp=plan.tp, split=plan.split.value)
 
     return make
 
@@ -52,10 +56,11 @@ def times_of(costs: Uniform, units: dict[str, float] | None = None) -> Times:
 
 
 def plan_of(given: Namespace) -> Plan:
-    pp = 1 if given.pp is None else given.pp
+    pp = given.pp or sum(given.replicas or (1,))
     microbatches = 8 if given.microbatches is None else given.microbatches
     degrees = {"pp": pp, "dp": given.dp, "tp": given.tp, "virtual": given.virtual}
-    return Plan(**degrees, microbatches=microbatches, limit=given.limit, **_inside_layers(given))
+    stages = {name: getattr(given, name) for name in STAGES}
+    return Plan(**degrees, **stages, microbatches=microbatches, limit=given.limit, **_inside_layers(given))
 
 
 def _inside_layers(given: Namespace) -> dict[str, Any]:
@@ -134,7 +139,7 @@ def _from_file(path: Path, given: Namespace, model_of: ModelOf, batch: BatchOf |
 def _refuse_choices(given: Namespace) -> None:
     """A program that is complete leaves nothing to choose."""
     usual = {"dp": 1, "tp": 1, "recompute": "none", "overlap": False, "model": "nominal"}
-    usual |= dict.fromkeys(("pp", "microbatches", "virtual", "limit", "split"))
+    usual |= dict.fromkeys(("pp", "microbatches", "virtual", "limit", "split", *STAGES))
     for name, value in usual.items():
         if getattr(given, name) not in (value, None):
             raise ValueError(f"--{name} {getattr(given, name)} for a program that is complete; leave it out")
@@ -146,7 +151,7 @@ def _placed(table: Table, given: Namespace) -> Plan:
     for name in ("pp", "microbatches"):
         if getattr(given, name) not in (None, getattr(plan, name)):
             raise ValueError(f"--{name} {getattr(given, name)} for a table of {getattr(plan, name)}; leave it out")
-    for name in ("virtual", "limit"):
+    for name in ("virtual", "limit", *STAGES):
         if getattr(given, name) is not None:
             raise ValueError(f"--{name} {getattr(given, name)} for a table, which says all that; leave it out")
     return plan

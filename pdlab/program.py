@@ -46,7 +46,8 @@ Size = int | Sized
 
 
 class Type(NamedTuple):
-    """The type of a value on one rank. `of` is the model's name for it: a tensor, a group of weights, a segment."""
+    """The type of a value on one rank. `of` is the model's name for it: a tensor, a group of weights, a segment; of a
+    scale it is the number, where the program says it."""
 
     role: Role
     size: Size

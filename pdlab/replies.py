@@ -105,6 +105,6 @@ def _trace(program: Program, lines: list[dict[str, Any]], made: Provenance) -> T
     def together(key: str) -> list[Any]:
         return [x for line in lines for x in line[key]]
 
-    before = [line["live_before"] for line in lines]
+    before, heaviest = ([line[key] for line in lines] for key in ("live_before", "peak_weights"))
     starts, ends, moved, live = (together(key) for key in ("starts", "ends", "moved", "live"))
-    return Trace(program, starts, ends, moved, live, before, made, facts_of_list(together("facts")))
+    return Trace(program, starts, ends, moved, live, before, heaviest, made, facts_of_list(together("facts")))

@@ -32,7 +32,7 @@ SAMPLES = 2
 
 def lab_model(given: Namespace, plan: Plan, itemsize: int, stages: int) -> Model:
     """The model that `--model` and `--depth` name; without a depth, deep enough for the stages."""
-    depth = given.depth if given.depth is not None else max(given.usual_depth, lab.depth_for(stages))
+    depth = given.depth if given.depth is not None else usual_depth(given, plan, stages)
     if given.model is None:
         return lab.lab_model(plan, itemsize, depth, given.dropout)
     if ":" in given.model:
@@ -47,6 +47,11 @@ def lab_model(given: Namespace, plan: Plan, itemsize: int, stages: int) -> Model
     if given.model not in lab.LAB_MODELS:
         raise ValueError(f"--model {given.model}; give transformer, mlp, or a file of yours as my_file:name")
     return lab.LAB_MODELS[given.model](plan, itemsize, depth, given.dropout)
+
+
+def usual_depth(given: Namespace, plan: Plan, stages: int) -> int:
+    """Deep enough for the stages; as deep as `--layers` says, which are that many."""
+    return lab.depth_for(plan.num_layers) if plan.num_layers else max(given.usual_depth, lab.depth_for(stages))
 
 
 def program_to_run(given: Namespace, itemsize: int) -> Program:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pdlab.collector import paused
 from pdlab.costs import Costs, Link, moved_bytes
 from pdlab.depend import Graph, build
-from pdlab.ops import COLLECTIVE_KINDS, COMMUNICATION_KINDS, P2P_KINDS, PASS_KINDS, Kind, Op
+from pdlab.ops import COLLECTIVE_KINDS, COMMUNICATION_KINDS, P2P_KINDS, PASS_KINDS, Kind, Op, Value
 from pdlab.order import deadlock, edges
-from pdlab.program import Facts, Program, Role, num_bytes
+from pdlab.program import Facts, Program, RankProgram, Role, num_bytes
 from pdlab.trace import Mode, Provenance, Trace
 
 
@@ -131,9 +131,10 @@ def read_trace(plan: Plan, starts: list[float], ends: list[float], costs: Costs,
         row_starts = [starts[event] for event in graph.event_of]
         row_ends = [ends[event] for event in graph.event_of]
         moved = _moved(graph, facts)
-        live, before = _live(graph, row_ends, facts)
+        live, before, heaviest = _live(graph, row_ends, facts)
     link = f"{costs}, {costs.link.value} links"
-    return Trace(graph.program, row_starts, row_ends, moved, live, before, Provenance(Mode.SIMULATED, link), facts)
+    made = Provenance(Mode.SIMULATED, link)
+    return Trace(graph.program, row_starts, row_ends, moved, live, before, heaviest, made, facts)
 
 
 def _moved(graph: Graph, facts: Facts) -> list[int]:
@@ -151,20 +152,34 @@ def _moved(graph: Graph, facts: Facts) -> list[int]:
     return moved
 
 
-def _live(graph: Graph, ends: list[float], facts: Facts) -> tuple[list[int], list[int]]:
-    """A value is held from the end of the op that writes it to the end of the op that consumes it."""
-    live, before = [0] * len(graph.ops), []
+def _live(graph: Graph, ends: list[float], facts: Facts) -> tuple[list[int], list[int], list[int]]:
+    """A value is held from the end of the op that writes it to the end of the op that consumes it. Bytes after each
+    row, at the start of each rank, and the most of weights on each rank."""
+    live, before, heaviest = [0] * len(graph.ops), [], []  # type: list[int], list[int], list[int]
     for rank, program in enumerate(graph.program.ranks):
         size = {value: num_bytes(t.size, facts, rank) for value, t in program.types.items() if t.role is not Role.TOKEN}
         held = sum(size.get(value, 0) for value in program.live_in)
         before.append(held)
         first = graph.first_row[rank]
         last = first + len(program.ops)
-        for _, row in sorted(zip(ends[first:last], range(first, last), strict=True)):
+        rows = [row for _, row in sorted(zip(ends[first:last], range(first, last), strict=True))]
+        heaviest.append(_peak_weights(program, [graph.ops[row] for row in rows], size))
+        for row in rows:
             op = graph.ops[row]
             for value in op.writes:
                 held += size.get(value, 0)
             for value in op.consumes:
                 held -= size.get(value, 0)
             live[row] = held
-    return live, before
+    return live, before, heaviest
+
+
+def _peak_weights(rank: RankProgram, ops: list[Op], size: dict[Value, int]) -> int:
+    """The most that is held of weights, whose versions come with steps (or with messages and gathers)."""
+    weights = {value: size[value] for value, t in rank.types.items() if t.role is Role.WEIGHT}
+    held = peak = sum(weights[value] for value in rank.live_in if value in weights)
+    for op in ops:
+        if not weights.keys().isdisjoint(op.writes) or not weights.keys().isdisjoint(op.consumes):
+            held += sum(weights.get(v, 0) for v in op.writes) - sum(weights.get(v, 0) for v in op.consumes)
+            peak = max(peak, held)
+    return peak

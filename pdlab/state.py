@@ -111,7 +111,7 @@ def batch_values(program: Program, rank: int, batch: Batch, loss_scale: float) -
         elif t.role is Role.ACTIVATION_GRADIENT:
             values[value] = torch.tensor(loss_scale / counted(program, batch, microbatch_of(value)), dtype=dtype)
         elif t.role is Role.SCALE:
-            values[value] = torch.tensor(loss_scale, dtype=torch.float64)
+            values[value] = torch.tensor(float(t.of or loss_scale), dtype=torch.float64)
     return values
 
 

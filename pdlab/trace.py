@@ -51,7 +51,7 @@ class Trace:
 
     `moved[row]` is the size in bytes of a communication as nccl-tests define it, at a sender for messages, and 0 for
     other ops. `live[row]` is what the rank holds in bytes right after the op has ended, `live_before[rank]` at the
-    start.
+    start. `peak_weights[rank]` is the most bytes of weights it holds at once, versions that are stashed included.
     """
 
     program: Program
@@ -60,6 +60,7 @@ class Trace:
     moved: list[int]
     live: list[int]
     live_before: list[int]
+    peak_weights: list[int]
     provenance: Provenance
     facts: Facts = field(default_factory=dict)
 

@@ -26,7 +26,6 @@ from pdlab.passes import (
     consume_last_uses,
     cut,
     guard_steps,
-    insert_messages,
     lower,
     shard_weights,
 )
@@ -34,8 +33,9 @@ from pdlab.program import Program, split_rows
 from pdlab.simulate import simulate
 from pdlab.state import assemble, initial_parameters
 from pdlab.strategies import Plan, build, get
+from pdlab.strategies.catalog import connected, lower_unconnected
 from pdlab.strategies.data_parallel import single
-from pdlab.strategies.pipedream import pipedream
+from pdlab.trajectory import trajectory_error
 
 LR = 0.5
 
@@ -85,31 +85,18 @@ def uneven_shards() -> Case:
     return synchronous(finished(all_reduce_gradients(program, bucket_bytes=1)))
 
 
-def stream_of_minibatches(stashing: bool, num_stages: int = 3, count: int = 12, cuts: tuple[int, ...] = ()) -> Case:
-    """PipeDream over `count` minibatches, cut into programs after the given ones; the whole trajectory is compared."""
-    size = 4
-    model, rows = small_mlp(), split_rows(size * count, 1, count)
-    schedule = [list(pipedream(stage, num_stages, count, stashing=stashing)) for stage in range(num_stages)]
-    rest = lower("pipedream", schedule, model, Mesh.of(pp=num_stages), rows, num_stages=num_stages)
-    parts = []
+def stream(name: str, plan: Plan, *, cuts: tuple[int, ...] = (), model: Model | None = None) -> Case:
+    """A pipeline that steps along the way, cut into programs after the given minibatches; the whole trajectory is
+    compared."""
+    variant, model = get(name), model or small_mlp()
+    plan = variant.chosen(plan)
+    rest, parts = lower_unconnected(name, variant.schedule(plan), plan, model), []
     for after in cuts:
         first, rest = cut(rest, after)
         parts.append(first)
-    programs = [finished(insert_messages(part)) for part in (*parts, rest)]
-    batch = digits_batch(size * count)
-    x, target = reference.inputs(model, batch.pixels, batch.labels, torch.float64)
-    batches = [(x[i : i + size], target[i : i + size]) for i in range(0, size * count, size)]
-    rule = reference.pipedream_stashed if stashing else reference.pipedream_naive
-    expected = rule(model, initial_parameters(model, 0, torch.float64), batches, LR, num_stages)
-
-    def check(result: Result) -> float:
-        errors = []
-        for i, parameters in enumerate(expected):
-            ours = {key: t for key, t in result.weights.items() if key[1].endswith(f"@{i + 1}")}
-            errors.append(max(reference.relative_errors(assemble(programs[0], ours), parameters).values()))
-        return max(errors)
-
-    return Case(programs, batch, Settings(Sgd(LR), record=True), check)
+    programs = [connected(part) for part in (*parts, rest)]
+    batch, settings = digits_batch(programs[0].batch), Settings(Sgd(LR), record=True)
+    return Case(programs, batch, settings, lambda result: trajectory_error(programs, result, batch, settings))
 
 
 def half_precision(loss_scale: float, sharded: bool) -> Case:
@@ -180,6 +167,26 @@ def pipelines() -> dict[str, Case]:
     return cases
 
 
+def streams() -> dict[str, Case]:
+    """Every variant of PipeDream, with minibatches of unequal sizes; whole and in pieces, with replicas and without."""
+    cases = {
+        f"{name} pp {pp}": stream(name, Plan(pp=pp, microbatches=20, batch=70))
+        for name in ("pipedream_naive", "pipedream", "pipedream_vertical_sync", "pipedream_2bw")
+        for pp in (2, 4)
+    }
+    for name, accumulate in (("pipedream_2bw", 5), ("pipedream_flush", 3)):
+        plan = Plan(pp=3, microbatches=20, batch=70, accumulate=accumulate)
+        cases[f"{name} pp 3, {accumulate} to an update"] = stream(name, plan)
+    for name in ("pipedream_naive", "pipedream", "pipedream_vertical_sync"):
+        for replicas in ((3, 1), (2, 3), (1, 2, 1)):
+            plan = Plan(pp=sum(replicas), replicas=replicas, microbatches=14, batch=31)
+            cases[f"{name} on {':'.join(map(str, replicas))}"] = stream(name, plan)
+    plan = Plan(pp=3, microbatches=12, batch=48)
+    cases["pipedream in three programs"] = stream("pipedream", plan, cuts=(0, 6))
+    cases["pipedream_naive in three programs"] = stream("pipedream_naive", plan, cuts=(3, 10))
+    return cases
+
+
 def kill_test() -> dict[str, Case]:
     """Everything that both interpreters must run with no strategy named in either."""
     cases = {
@@ -189,10 +196,6 @@ def kill_test() -> dict[str, Case]:
         "ddp uneven 5 and 1": uneven_shards(),
         "tensor 2": strategy("tensor", Plan(tp=2, microbatches=2, batch=6), small_transformer(2)),
         "tensor 4": strategy("tensor", Plan(tp=4, microbatches=1, batch=3), small_transformer(4)),
-        "pipedream stashing": stream_of_minibatches(True),
-        "pipedream naive": stream_of_minibatches(False),
-        "pipedream stashing in three programs": stream_of_minibatches(True, cuts=(0, 6)),
-        "pipedream naive in three programs": stream_of_minibatches(False, cuts=(3, 10)),
         "half precision": half_precision(1024.0, False),
         "half precision overflow": half_precision(OVERFLOWING, False),
         "half precision overflow, sharded": half_precision(OVERFLOWING, True),
@@ -214,7 +217,7 @@ def kill_test() -> dict[str, Case]:
         cases[f"tensor, recompute {how.value}"] = strategy("tensor", plan, small_transformer(2, dropout=0.1))
         plan, model = replace(plan, tp=4, split=Split.SEQUENCE), small_transformer(4, "sequence", dropout=0.1)
         cases[f"sequence, recompute {how.value}"] = strategy("sequence", plan, model)
-    cases |= pipelines()
+    cases |= pipelines() | streams()
     cases["1f1b pp 2 dp 2"] = strategy("1f1b", Plan(pp=2, dp=2, microbatches=3, batch=13))
     cases["zb_h1 pp 2 tp 2"] = strategy("zb_h1", Plan(pp=2, tp=2, microbatches=3, batch=7), small_transformer(2))
     both = Plan(pp=2, tp=2, microbatches=3, batch=7, split=Split.SEQUENCE, recompute=Recompute.FULL, overlap=True)

@@ -14,7 +14,7 @@ from pdlab.passes.streams import Channels
 from pdlab.program import Program, RankProgram
 from pdlab.strategies import Plan
 from pdlab.strategies.data_parallel import single
-from pdlab.strategies.pipedream import pipedream
+from pdlab.strategies.pipedream import pipedream, pipedream_naive, replicas_of
 from pdlab.validate import ProgramError, validate
 
 NAMES = (*strategies.names(), "moe")
@@ -83,7 +83,8 @@ def find(program: Program, rank: int, shorthand: str) -> int:
 
 def endless(stashing: bool, after: int | None = None) -> list[Program]:
     """PipeDream on 3 ranks over 6 minibatches, whole or cut in two."""
-    rows = [list(pipedream(stage, 3, 6, stashing=stashing)) for stage in range(3)]
+    generator = pipedream if stashing else pipedream_naive
+    rows = [list(generator(replica, 6)) for replica in replicas_of((1, 1, 1))]
     plan = Plan(pp=3, microbatches=6)
     whole = lower("pipedream", rows, small_model(), plan.mesh, plan.rows, num_stages=3)
     parts = [whole] if after is None else cut(whole, after)

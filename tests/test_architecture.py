@@ -24,13 +24,13 @@ LAYERS = (
     "strategies lab own_schedule",
     "trace",
     "simulate metrics chrome theme",
-    "critical export calibrate study bubbles published",
+    "critical export calibrate study bubbles published partition",
     "plots report",
     "data noise batch importing tape layers modules segments optimizers state own execute reference",
     "wire crew pool replies duties launch cluster worker",
     "history checkpoint",
     "compare train stock study_run",
-    "running planning pictures commands",
+    "running planning pictures commands partitioning",
     "cli widgets __main__ __init__",
 )
 RANK_OF_MODULE = {name: rank for rank, layer in enumerate(LAYERS) for name in layer.split()}

@@ -61,9 +61,9 @@ def test_data_parallel_sums_come_before_the_sum_of_copies() -> None:
 
 def test_copies_that_step_more_than_once_are_refused() -> None:
     from pdlab.passes import lower, sum_copies
-    from pdlab.strategies.pipedream import pipedream
+    from pdlab.strategies.pipedream import pipedream, replicas_of
 
-    schedule = [list(pipedream(stage, 2, 4)) for stage in range(2)]
+    schedule = [list(pipedream(replica, 4)) for replica in replicas_of((1, 1))]
     model = models.transformer(width=8, depth=1, heads=4, itemsize=8, tied=1)
     plan = Plan(pp=2, microbatches=4)
     program = lower("pipedream", schedule, model, plan.mesh, plan.rows, num_stages=2)

@@ -1,7 +1,7 @@
 """Who watches the oracle: gradients against finite differences, update rules against longhand, data against facts."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch.nn import functional
 from pdlab import data, models
 from pdlab import reference as ref
 from pdlab.models.model import Model
-from pdlab.reference import networks, pipedream
+from pdlab.reference import networks
 
 MODELS = {
     "mlp": models.mlp(width=6, depth=4),
@@ -21,7 +21,6 @@ MODELS = {
     "cnn": models.cnn(width=3, depth=3),
     "experts": models.experts(width=5, ep=3),
 }
-PIPEDREAM: list[Callable[..., list[ref.Parameters]]] = [ref.pipedream_stashed, ref.pipedream_naive]
 LR = 0.5
 
 
@@ -202,96 +201,9 @@ def test_nothing_is_changed_in_place() -> None:
     weights, batches = initial(model), batches_of(model, 3)
     before = {name: weight.clone() for name, weight in weights.items()}
     ref.sgd(model, weights, batches, LR)
-    ref.pipedream_naive(model, weights, batches, LR, 3)
-    ref.pipedream_stashed(model, weights, batches, LR, 3)
     ref.half_precision_step(model, weights, batches, LR, 8.0)
     assert worst([weights], [before]) == 0.0
     assert not any(weight.requires_grad for weight in weights.values())
-
-
-@pytest.mark.parametrize("pipedream", PIPEDREAM)
-def test_pipedream_on_one_rank_is_sgd(pipedream: Callable[..., list[ref.Parameters]]) -> None:
-    model = MODELS["mlp"]
-    batches, weights = batches_of(model, 5), initial(model)
-    assert worst(pipedream(model, weights, batches, LR, 1), ref.sgd(model, weights, batches, LR)) < 1e-12
-
-
-class Mismatched(torch.autograd.Function):
-    """A linear layer whose backward finds another weight in the place of the one it saved."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ahead: Tensor, back: Tensor) -> Tensor:
-        ctx.save_for_backward(x, back)
-        return x @ ahead.T
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, back = ctx.saved_tensors
-        return grads[0] @ back, grads[0].T @ x, None
-
-
-SCHEDULE = [{"fc0": 0, "fc1": 0, "head": 0}, {"fc0": 0, "fc1": 0, "head": 1}, {"fc0": 0, "fc1": 1, "head": 2}]
-SCHEDULE += [{"fc0": 1, "fc1": 2, "head": 3}, {"fc0": 2, "fc1": 3, "head": 4}]
-"""The version that each minibatch's forward meets on 3 stages, read off a drawn 1F1B schedule without flush."""
-
-
-@pytest.mark.parametrize("stashed", [True, False])
-def test_pipedream_on_three_ranks_longhand(stashed: bool) -> None:
-    model = models.mlp(width=6, depth=3)
-    batches, versions = batches_of(model, 5), [initial(model)]
-    mismatched: Any = Mismatched.apply
-    for (x, target), version in zip(batches, SCHEDULE, strict=True):
-        leaves = {n: versions[version[n.split(".")[0]]][n].clone().requires_grad_() for n in versions[0]}
-        h = x
-        for layer in ("fc0", "fc1", "head"):
-            weight, bias = leaves[f"{layer}.weight"], leaves[f"{layer}.bias"]
-            entered = h if layer == "fc0" else h.relu()
-            back = weight if stashed else versions[-1][f"{layer}.weight"]
-            h = mismatched(entered, weight, back) + bias
-        loss = functional.nll_loss(h.log_softmax(dim=1), target, reduction="sum") / 9
-        grads = torch.autograd.grad(loss, list(leaves.values()))
-        versions.append({n: w - LR * grad for (n, w), grad in zip(versions[-1].items(), grads, strict=True)})
-    ours = (ref.pipedream_stashed if stashed else ref.pipedream_naive)(model, versions[0], batches, LR, 3)
-    assert worst(ours, versions[1:]) < 1e-12
-
-
-def test_the_schedule_in_this_file_is_that_of_1f1b_without_flush() -> None:
-    """Each stage starts with p - s forwards and then alternates; count the backwards before each forward."""
-    for stage, layer in enumerate(("fc0", "fc1", "head")):
-        ops = ["F"] * (3 - stage) + ["B", "F"] * 5
-        seen = [ops[:position].count("B") for position, op in enumerate(ops) if op == "F"]
-        assert seen[:5] == [version[layer] for version in SCHEDULE]
-
-
-def test_stashing_matters_from_the_second_minibatch_on() -> None:
-    model = MODELS["mlp"]
-    batches, weights = batches_of(model, 3), initial(model)
-    stashed, naive = (f(model, weights, batches, LR, 4) for f in PIPEDREAM)
-    assert worst(naive[:1], stashed[:1]) < 1e-12
-    assert worst(naive[1:2], stashed[1:2]) > 1e-3
-    assert worst(stashed[1:2], ref.sgd(model, weights, batches, LR)[1:2]) > 1e-3
-
-
-@pytest.mark.parametrize("depth", range(2, 10))
-def test_stages_are_cut_as_the_spec_cuts_them(depth: int) -> None:
-    model = models.mlp(width=2, depth=depth)
-    for num_stages in range(1, depth + 1):
-        cut = model.stages(num_stages)
-        wanted = {item.name: num_stages - 1 - stage for stage, items in enumerate(cut) for item in items}
-        assert pipedream._delays(model, num_stages) == wanted
-
-
-@pytest.mark.parametrize("num_stages", [0, 5])
-def test_an_impossible_cut_is_refused(num_stages: int) -> None:
-    with pytest.raises(ValueError, match=f"{num_stages} stages for the 4 layers"):
-        ref.pipedream_naive(MODELS["mlp"], initial(MODELS["mlp"]), [], LR, num_stages)
-
-
-@pytest.mark.parametrize("pipedream", PIPEDREAM)
-def test_pipedream_is_for_an_mlp(pipedream: Callable[..., list[ref.Parameters]]) -> None:
-    for model in (MODELS["transformer"], MODELS["cnn"], MODELS["experts"], models.mlp(width=8, depth=4, tp=2)):
-        with pytest.raises(ValueError, match="only a whole MLP"):
-            pipedream(model, {}, [], LR, 2)
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)

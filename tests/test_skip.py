@@ -117,4 +117,4 @@ def test_pipedreams_oracle_refuses_it() -> None:
     """Its backpropagation by hand knows a chain only."""
     model: Model = models.mlp(width=6, depth=4, skip=2)
     with pytest.raises(ValueError, match="only a whole MLP"):
-        reference.pipedream_naive(model, test_reference.initial(model), [], 0.5, 2)
+        reference.pipedream_naive(model, test_reference.initial(model), [], 0.5, (2, 2))

@@ -81,7 +81,8 @@ def _walk(program: Program, stores: Sequence[Store], provenance: Provenance) -> 
             note_facts(facts, program, rank, op, written)
             stores[rank].finish(op, written)
             starts[row], ends[row], live[row] = float(turn), float(turn + 1), stores[rank].live
-    return Trace(program, starts, ends, moved, live, before, provenance, facts)
+    heaviest = [store.peak_weights for store in stores]
+    return Trace(program, starts, ends, moved, live, before, heaviest, provenance, facts)
 
 
 def _perform(program: Program, ops: list[Op], ranks: list[int], stores: Sequence[Store]) -> list[list[Held]]:

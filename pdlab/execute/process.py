@@ -32,6 +32,7 @@ class Timeline:
     moved: list[int]
     live: list[int]
     live_before: int
+    peak_weights: int = 0
     facts: Facts = field(default_factory=dict)
 
 
@@ -106,6 +107,7 @@ class Runner:
         for i in sorted(range(len(self.ops)), key=lambda i: (line.ends[i], i)):
             held += line.live[i]
             line.live[i] = held
+        line.peak_weights = self.store.peak_weights
 
     def _walk(self, positions: Sequence[int], start: float) -> None:
         hold(start)

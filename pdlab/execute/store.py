@@ -37,6 +37,8 @@ class Store:
     values: dict[Value, Held] = field(default_factory=dict)
     sizes: dict[Value, int] = field(default_factory=dict)
     live: int = 0
+    weights_live: int = 0
+    peak_weights: int = 0
     gradients: dict[Value, Tensor] = field(default_factory=dict)
     weights: dict[Value, Tensor] = field(default_factory=dict)
     counted: int = 0
@@ -48,17 +50,23 @@ class Store:
         for value in held - wanted:
             self.drop(value)
         assert wanted <= held, f"rank {self.rank} lacks {sorted(wanted - held)}"
-        self.program = program
+        self.program, self.peak_weights = program, self.weights_live
         return self.live
 
     def put(self, value: Value, held: Held) -> None:
         self.values[value] = held
         self.sizes[value] = _num_bytes(held)
         self.live += self.sizes[value]
+        self.weights_live += self.sizes[value] * self._is_weight(value)
 
     def drop(self, value: Value) -> None:
-        self.live -= self.sizes.pop(value)
+        size = self.sizes.pop(value)
+        self.live -= size
+        self.weights_live -= size * self._is_weight(value)
         del self.values[value]
+
+    def _is_weight(self, value: Value) -> bool:
+        return self.program.ranks[self.rank].types[value].role is Role.WEIGHT
 
     def tensor(self, value: Value) -> Tensor:
         held = self.values[value]
@@ -76,6 +84,7 @@ class Store:
             self.put(value, torch.empty(0))
         for value in op.consumes:
             self.drop(value)
+        self.peak_weights = max(self.peak_weights, self.weights_live)
 
     def allowed(self, op: Op) -> bool:
         """Whether the guard of an op lets it run."""
@@ -195,14 +204,17 @@ class Store:
     # --- optimizer
 
     def _step(self, op: Op) -> list[Held]:
-        """Inputs are the weights, their gradient, and by role the optimizer state and the loss scale."""
+        """Inputs are the weights, their gradient, and by role the optimizer state and what divides the gradient."""
         types = self.program.ranks[self.rank].types
         weight, gradient = self.tensor(op.inputs[0]), self.tensor(op.inputs[1])
         by_role = {types[v].role: self.tensor(v) for v in op.inputs[2:]}
-        state, scale = by_role.get(Role.OPTIMIZER), by_role.get(Role.SCALE)
+        state, scales = (
+            by_role.get(Role.OPTIMIZER),
+            [self.tensor(v) for v in op.inputs[2:] if types[v].role is Role.SCALE],
+        )
         if op.inputs[0] not in op.consumes:
             weight, state = weight.clone(), None if state is None else state.clone()
-        if scale is not None:
+        for scale in scales:
             gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32)) / scale.item()
         if self.record:
             self.gradients[op.inputs[1]] = gradient.clone()

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from math import prod
 
 from pdlab.models.spec import Exchange, Group, Item, Segment, Tensor
@@ -131,17 +132,29 @@ class Model:
         """Parameters of the whole model, however it is sharded."""
         return sum(prod(param.shape) for group in self.groups.values() for param in group.params)
 
-    def stages(self, num_stages: int) -> tuple[tuple[Item, ...], ...]:
-        """Cut the layers into contiguous stages of as equal a number of layers as possible, the longer ones first."""
+    def stages(self, num_stages: int, layers: tuple[int, ...] | None = None) -> tuple[tuple[Item, ...], ...]:
+        """Cut the layers into contiguous stages: of as many layers each as `layers` says, or of as equal a number as
+        possible, the longer ones first."""
+        counts = self._equal_stages(num_stages) if layers is None else self._given_stages(num_stages, layers)
+        ends = list(accumulate(counts))
+        return tuple(
+            tuple(item for layer in self.layers[end - count : end] for item in layer)
+            for end, count in zip(ends, counts, strict=True)
+        )
+
+    def _given_stages(self, num_stages: int, layers: tuple[int, ...]) -> tuple[int, ...]:
+        if len(layers) != num_stages or sum(layers) != len(self.layers):
+            raise ValueError(
+                f"stages of {':'.join(map(str, layers))} layers for {num_stages} stages of model {self.name}, which "
+                f"has {len(self.layers)} layers; give a number for each stage, {len(self.layers)} together"
+            )
+        return layers
+
+    def _equal_stages(self, num_stages: int) -> tuple[int, ...]:
         if num_stages > len(self.layers):
             raise ValueError(
                 f"{num_stages} stages are more than the {len(self.layers)} layers of model {self.name}; "
                 f"use at most {len(self.layers)} stages or a model of more layers"
             )
         each, extra = divmod(len(self.layers), num_stages)
-        ends = [each * (s + 1) + min(s + 1, extra) for s in range(num_stages)]
-        starts = [0, *ends[:-1]]
-        return tuple(
-            tuple(item for layer in self.layers[start:end] for item in layer)
-            for start, end in zip(starts, ends, strict=True)
-        )
+        return tuple(each + (s < extra) for s in range(num_stages))

@@ -1,9 +1,9 @@
-"""Where several ranks of a pipeline hold the same weights, their gradients are summed before the step.
+"""Where several ranks of a pipeline hold the same weights, their gradients are summed before each step.
 
-DualPipe keeps each stage twice; embeddings that are tied to the classifier live on the first and on the last stage. In
-both cases a rank has found the gradient of its own uses only, and a copy that steps on that alone drifts away from the
-other. So the ranks send each other what they have and all add it up *in the same order*: the copies stay equal to the
-last bit.
+DualPipe keeps each stage twice; embeddings that are tied to the classifier live on the first and on the last stage;
+PipeDream puts a slow stage on several ranks. In all three a rank has found the gradient of its own uses only, and a
+copy that steps on that alone drifts away from the others. So the ranks send each other what they have and all add it
+up *in the same order*: the copies stay equal to the last bit.
 
 The sum comes after that over data-parallel replicas. The other way round the replicas of either stage would add in an
 order of their own (a ring begins each chunk at another rank), and the copies would differ in their last digits.
@@ -17,62 +17,97 @@ from pdlab.program import Program, RankProgram, Type
 
 
 def sum_copies(program: Program) -> Program:
-    """Add up the gradients of every group of weights that more than one rank of a pipeline steps. Sends and receives
-    are for `insert_messages`."""
+    """Add up the gradients of every group of weights that more than one rank of a pipeline steps, step by step. Sends
+    and receives are for `insert_messages`."""
     ranks = list(program.ranks)
     for rank in range(program.mesh.size):
         line = program.mesh.group(rank, Axis.PP)
         if line[0] == rank and len(line) > 1:
-            for group, holders in _shared(ranks, line).items():
-                _check_once(program, group, holders)
-                own = {r: f"{group}.g/rank{program.mesh.coordinates[r][Axis.PP]}" for r in holders}
-                for r, finals in holders.items():
-                    ranks[r] = _summed(ranks[r], finals[0], own, own[r])
+            holders = {r: _Holder(ranks[r], program.mesh.coordinates[r][Axis.PP]) for r in line}
+            for group, steps in _shared(holders).items():
+                _check_steps(program, group, steps)
+                for turn, joint in enumerate(zip(*steps.values(), strict=True)):
+                    _share(group, turn, [(holders[r], op) for r, op in zip(steps, joint, strict=True)])
+            for r, holder in holders.items():
+                ranks[r] = holder.summed()
     return program.with_ranks(ranks)
 
 
-def _shared(ranks: list[RankProgram], line: tuple[int, ...]) -> dict[str, dict[int, list[Value]]]:
-    """The groups that several ranks step, and the gradients that these steps read."""
-    steps: dict[str, dict[int, list[Value]]] = {}
-    for r in line:
-        types = ranks[r].types
-        for op in ranks[r].ops:
+class _Holder:
+    """A rank of a pipeline: what it calls its own gradients when they are to be summed, and what each step sums."""
+
+    def __init__(self, rank: RankProgram, place: int) -> None:
+        self.rank, self.place = rank, place
+        self.written = {value for op in rank.ops for value in op.writes}
+        self.names: dict[Value, Value] = {}
+        self.terms: dict[Value, list[Value]] = {}
+
+    def summed(self) -> RankProgram:
+        if not self.terms:
+            return self.rank
+        types = dict(self.rank.types)
+        made = {gradient: types.pop(gradient) for gradient in self.terms}
+        ops: list[Op] = []
+        for op in self.rank.ops:
+            if op.kind is Kind.STEP and op.inputs[1] in self.terms:
+                gradient = op.inputs[1]
+                total = self._add_up(op.stage, self.terms[gradient], made[gradient], ops, types)
+                ops.append(op._replace(inputs=(op.inputs[0], total, *op.inputs[2:])))
+            else:
+                ops.append(_renamed(op, self.names))
+        return replace(self.rank, ops=tuple(ops), types=types)
+
+    def _add_up(self, stage: int, terms: list[Value], of: Type, ops: list[Op], types: dict[Value, Type]) -> Value:
+        types |= dict.fromkeys(terms, of)
+        total = terms[0]
+        for term in terms[1:]:
+            following = f"{term}.sum"
+            types[following] = of
+            ops.append(Op(Kind.ADD, stage, inputs=(total, term), writes=(following,)))
+            total = following
+        return total
+
+
+def _shared(holders: dict[int, _Holder]) -> dict[str, dict[int, list[Op]]]:
+    """The groups that several ranks step, and these steps."""
+    steps: dict[str, dict[int, list[Op]]] = {}
+    for r, holder in holders.items():
+        for op in holder.rank.ops:
             if op.kind is Kind.STEP:
-                steps.setdefault(types[op.inputs[0]].of, {}).setdefault(r, []).append(op.inputs[1])
-    return {group: holders for group, holders in steps.items() if len(holders) > 1}
+                steps.setdefault(holder.rank.types[op.inputs[0]].of, {}).setdefault(r, []).append(op)
+    return {group: found for group, found in steps.items() if len(found) > 1}
 
 
-def _check_once(program: Program, group: str, holders: dict[int, list[Value]]) -> None:
-    for r, finals in holders.items():
-        if len(finals) > 1:
+def _check_steps(program: Program, group: str, steps: dict[int, list[Op]]) -> None:
+    """Copies on different stages (tied weights) would have to meet after every microbatch, which undoes the pipeline;
+    replicas of one stage take the same steps."""
+    known, expected = next((r, found) for r, found in steps.items() if len(found) == max(map(len, steps.values())))
+    for r, found in steps.items():
+        same = [(op.stage, op.microbatch) for op in found] == [(op.stage, op.microbatch) for op in expected]
+        if not same and len(expected) > 1:
             raise ValueError(
-                f"{program.name}: rank {r} steps {group} {len(finals)} times, and {len(holders)} ranks hold it; copies "
-                "are kept equal for one step at the end, so give the weights one rank or take a schedule that flushes"
+                f"{program.name}: ranks {known} and {r} hold {group}, which rank {known} steps {len(expected)} times "
+                f"and rank {r} not at the same places; copies are kept equal by the same steps of one stage, so give "
+                "the weights one stage, or take a schedule that flushes"
             )
 
 
-def _summed(rank: RankProgram, gradient: Value, own: dict[int, Value], mine: Value) -> RankProgram:
-    """A rank that calls its own gradient `mine`, and steps on the sum."""
-    position = next(i for i, op in enumerate(rank.ops) if op.kind is Kind.STEP and gradient in op.inputs)
-    types: dict[Value, Type] = dict(rank.types)
-    made = types.pop(gradient)
-    types |= dict.fromkeys(own.values(), made)
-    ops = [_renamed(op, gradient, mine) for op in rank.ops]
-    sums, total = [], next(iter(own.values()))
-    for value in list(own.values())[1:]:
-        following = f"{value}.sum"
-        types[following] = made
-        sums.append(Op(Kind.ADD, ops[position].stage, inputs=(total, value), writes=(following,)))
-        total = following
-    ops[position] = _renamed(ops[position], mine, total)
-    return replace(rank, ops=(*ops[:position], *sums, *ops[position:]), types=types)
+def _share(group: str, turn: int, steps: list[tuple[_Holder, Op]]) -> None:
+    """One step of all holders: each that has found a gradient gives it a name of its own, and all sum the same."""
+    terms = []
+    for holder, op in steps:
+        if op.inputs[1] in holder.written:
+            own = f"{group}.g{turn}/rank{holder.place}"
+            holder.names[op.inputs[1]] = own
+            terms.append(own)
+    for holder, op in steps:
+        holder.terms[op.inputs[1]] = terms
 
 
-def _renamed(op: Op, old: Value, new: Value) -> Op:
-    if old not in op.inputs and old not in op.writes:
+def _renamed(op: Op, names: dict[Value, Value]) -> Op:
+    if names.keys().isdisjoint(op.inputs) and names.keys().isdisjoint(op.writes):
         return op
-    swap = {old: new}
     return op._replace(
-        inputs=tuple(swap.get(value, value) for value in op.inputs),
-        writes=tuple(swap.get(value, value) for value in op.writes),
+        inputs=tuple(names.get(value, value) for value in op.inputs),
+        writes=tuple(names.get(value, value) for value in op.writes),
     )

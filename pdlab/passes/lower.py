@@ -5,6 +5,7 @@ model: it names every value, gives it a type, and says which weight version each
 between ranks (`insert_messages` does) and frees nothing (`consume_last_uses` does).
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -31,9 +32,11 @@ def lower(
     *,
     num_stages: int,
     optimizer_bytes: int = 0,
+    layers: tuple[int, ...] | None = None,
 ) -> Program:
-    """Lower a schedule onto a mesh. `optimizer_bytes` is the optimizer state per weight element (0 for plain SGD)."""
-    stages = model.stages(num_stages)
+    """Lower a schedule onto a mesh. `optimizer_bytes` is the optimizer state per weight element (0 for plain SGD), and
+    stages have as many `layers` each as that says (None: all as many)."""
+    stages = model.stages(num_stages, layers)
     if len(schedule) != mesh.degree(Axis.PP):
         raise ProgramError(
             f"a schedule of {len(schedule)} ranks on {mesh.degree(Axis.PP)} pipeline ranks; give each rank its own list"
@@ -45,16 +48,23 @@ def lower(
             raise ProgramError(
                 f"{op} in a schedule of {num_stages} stages and {len(rows[0])} microbatches; number both from 0"
             )
+    replicated = _replicated(schedule)
     ranks = []
     for rank in range(mesh.size):
         ops = schedule[mesh.coordinates[rank][Axis.PP]]
         names = Names(model, mesh, rows[mesh.data_shard(rank)], optimizer_bytes)
-        lowering = _Rank(stages, names, _last_steps(ops, stages))
+        lowering = _Rank(stages, names, _last_steps(ops, stages), replicated)
         for op in ops:
             lowering.add(op)
         ranks.append(lowering.finish())
     segments = tuple(tuple(item.name for item in stage if isinstance(item, Segment)) for stage in stages)
     return Program(name, mesh, model, tuple(ranks), rows, segments)
+
+
+def _replicated(schedule: Schedule) -> frozenset[int]:
+    """The stages that several ranks step."""
+    holders = Counter(stage for ops in schedule for stage in {op.stage for op in ops if op.kind is Kind.STEP})
+    return frozenset(stage for stage, count in holders.items() if count > 1)
 
 
 def _last_steps(ops: Sequence[Op], stages: tuple[tuple[Item, ...], ...]) -> dict[str, int]:
@@ -82,8 +92,10 @@ class _Rank:
     stages: tuple[tuple[Item, ...], ...]
     names: Names
     last_step: dict[str, int]
+    replicated: frozenset[int] = frozenset()
     ops: list[Op] = field(default_factory=list)
     version: dict[int, int] = field(default_factory=dict)
+    included: dict[int, int] = field(default_factory=dict)
     forward_version: dict[tuple[int, int], int] = field(default_factory=dict)
 
     stamps: dict[tuple[object, ...], Stamp | None] = field(default_factory=dict)
@@ -184,27 +196,34 @@ class _Rank:
         )
 
     def _step(self, op: Op, items: Sequence[Item]) -> None:
-        version = self.version.get(op.stage, 0)
+        """A step of a microbatch takes the mean over those since the last one."""
+        version, before = self.version.get(op.stage, 0), self.included.get(op.stage, -1)
+        count = op.microbatch - before if op.microbatch >= 0 else 1
         stepped: set[str] = set()
         for index, segment in enumerate(item for item in items if isinstance(item, Segment)):
             for group in segment.groups:
                 if group.name in stepped or self.last_step.get(group.name, op.stage) != op.stage:
                     continue
                 stepped.add(group.name)
-                self._step_group(op._replace(segment=index), group, version)
-        self.version[op.stage] = version + 1
+                self._step_group(op._replace(segment=index), group, version, count)
+        self.version[op.stage], self.included[op.stage] = version + 1, op.microbatch
 
-    def _step_group(self, op: Op, group: Group, version: int) -> None:
+    def _step_group(self, op: Op, group: Group, version: int, count: int) -> None:
         old, new = self.names.weight(group, version), self.names.weight(group, version + 1, given=False)
         inputs, writes = [old, self._total(op, group)], [new]
         if self.names.optimizer_bytes:
             inputs.append(self.names.optimizer(group, old))
             writes.append(self.names.optimizer(group, new, given=False))
+        if count > 1:
+            inputs.append(self.names.divisor(count))
         self.ops.append(op._replace(inputs=tuple(inputs), writes=tuple(writes)))
 
     def _total(self, op: Op, group: Group) -> Value:
-        """The gradient of a group, added up over its users."""
+        """The gradient of a group, added up over its users. Where other ranks step the stage too, they may have all of
+        it."""
         found = self.names.complete(group)
+        if not found and op.stage in self.replicated and op.microbatch >= 0:
+            return self.names.none_found(group, op.microbatch)
         if not found:
             raise ProgramError(f"{op}: stage {op.stage} steps with no backward since its last step; add one")
         total = found[0]

@@ -114,6 +114,13 @@ class Names:
                 self.live_in.add(value)
         return value
 
+    def divisor(self, count: int) -> Value:
+        """How many microbatches' gradients a step takes the mean of: a number that is there from the start."""
+        value = f"mean of {count}"
+        self.types[value] = Type(Role.SCALE, 8, of=str(count))
+        self.live_in.add(value)
+        return value
+
     def _size(self, t: Tensor, mb: int) -> Size:
         return _size(t.rows, mb, self.rows[mb], t.row_bytes, 0) if t.per_row else t.row_bytes
 
@@ -148,6 +155,12 @@ class Names:
     def _gradient_of(self, group: Group, user: str, step: int) -> str:
         several = len(self.model.users[group.name]) > 1
         return f"{group.name}.g{step}/{user}" if several else f"{group.name}.g{step}"
+
+    def none_found(self, group: Group, mb: int) -> Value:
+        """What a step reads that has no gradient of this rank in it: `sum_copies` puts that of the others there."""
+        value = f"{group.name}.g/none up to {mb}"
+        self.types[value] = self._gradient_type(group)
+        return value
 
     def complete(self, group: Group) -> list[Value]:
         """What the users of a group on this rank have found since the last step, which is over now."""

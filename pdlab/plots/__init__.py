@@ -10,6 +10,7 @@ from pdlab.plots.critical_path import critical_path
 from pdlab.plots.gallery import gallery
 from pdlab.plots.layout import layout
 from pdlab.plots.memory import live_bytes
+from pdlab.plots.partition import partition
 from pdlab.plots.schedule import schedule
 from pdlab.plots.timeline import timeline
 from pdlab.plots.tradeoff import tradeoff
@@ -26,6 +27,7 @@ __all__ = [
     "layout",
     "live_bytes",
     "loss_curves",
+    "partition",
     "schedule",
     "timeline",
     "tradeoff",

@@ -7,20 +7,39 @@ written as loops. Strategies that are not synchronous SGD are held to their own 
 
 from pdlab.reference.half import half_precision_step
 from pdlab.reference.networks import Attention, Batch, build, inputs
-from pdlab.reference.pipedream import pipedream_naive, pipedream_stashed
+from pdlab.reference.pipedream import (
+    GROUPED,
+    RULES,
+    StageRule,
+    Trajectory,
+    pipedream,
+    pipedream_2bw,
+    pipedream_flush,
+    pipedream_naive,
+    pipedream_trajectory,
+    pipedream_vertical_sync,
+)
 from pdlab.reference.training import Parameters, gradients, logits, relative_errors, sgd
 
 __all__ = [
+    "GROUPED",
+    "RULES",
     "Attention",
     "Batch",
+    "StageRule",
     "Parameters",
+    "Trajectory",
     "build",
     "gradients",
     "half_precision_step",
     "inputs",
     "logits",
+    "pipedream",
+    "pipedream_2bw",
+    "pipedream_flush",
     "pipedream_naive",
-    "pipedream_stashed",
+    "pipedream_trajectory",
+    "pipedream_vertical_sync",
     "relative_errors",
     "sgd",
 ]

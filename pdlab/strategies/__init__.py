@@ -4,5 +4,17 @@ it."""
 from pdlab.strategies.automatic import Times
 from pdlab.strategies.catalog import STRATEGIES, Strategy, build, get, lower_schedule, names, num_stages
 from pdlab.strategies.plan import Plan
+from pdlab.strategies.stopped import stopped
 
-__all__ = ["STRATEGIES", "Plan", "Strategy", "Times", "build", "get", "lower_schedule", "names", "num_stages"]
+__all__ = [
+    "STRATEGIES",
+    "Plan",
+    "Strategy",
+    "Times",
+    "build",
+    "get",
+    "lower_schedule",
+    "names",
+    "num_stages",
+    "stopped",
+]

@@ -31,6 +31,15 @@ from pdlab.strategies.automatic import zb_auto
 from pdlab.strategies.data_parallel import single
 from pdlab.strategies.dualpipe import dualpipe, dualpipe_v
 from pdlab.strategies.interleaved import interleaved_1f1b
+from pdlab.strategies.pipedream import (
+    Replica,
+    pipedream,
+    pipedream_2bw,
+    pipedream_flush,
+    pipedream_naive,
+    pipedream_vertical_sync,
+    replicas_of,
+)
 from pdlab.strategies.pipeline import gpipe, naive, one_f_one_b
 from pdlab.strategies.plan import Plan
 from pdlab.strategies.zero_bubble import zb_h1, zb_h2, zb_v
@@ -43,7 +52,9 @@ Schedule = list[list[Op]]
 class Strategy:
     """A schedule with its name. `axis` is where it uses its ranks; None means that it runs on one. `split` is how it
     splits layers, if that is what it is about. A rank holds `virtual` stages, or as many as one likes (`any_virtual`)
-    with that as the default. Only a `limited` one looks at the plan's limit."""
+    with that as the default. Only a `limited` one looks at the plan's limit, only a `replicated` one at its replicas,
+    and one that `accumulates` at how many microbatches an update has. Where `stale`, gradients are not those of the
+    whole batch: it updates along the way, with what is in flight unaware of it."""
 
     name: str
     summary: str
@@ -55,6 +66,9 @@ class Strategy:
     virtual: int = 1
     any_virtual: bool = False
     limited: bool = False
+    stale: bool = False
+    replicated: bool = False
+    accumulates: bool = False
 
     def on(self, ranks: int, plan: Plan) -> Plan:
         """The plan with `ranks` ranks on the strategy's own axis."""
@@ -70,6 +84,16 @@ class Strategy:
             )
         if plan.limit is not None and not self.limited:
             raise ValueError(f"--limit {plan.limit:g} with {self.name}, whose order is fixed; leave it out")
+        if plan.replicas is not None and not self.replicated:
+            raise ValueError(
+                f"--replicas {':'.join(map(str, plan.replicas))} with {self.name}, whose stages have one rank each; "
+                "leave it out (--dp replicates all of them), or take pipedream"
+            )
+        if plan.accumulate is not None and not self.accumulates:
+            raise ValueError(
+                f"--accumulate {plan.accumulate} with {self.name}, which says itself when it steps; leave it out, or "
+                "take pipedream_2bw or pipedream_flush"
+            )
         return replace(plan, split=self.split or plan.split, virtual=plan.virtual or self.virtual)
 
 
@@ -83,6 +107,23 @@ def _with_virtual(generator: Callable[[int, int, int, int], Iterable[Op]]) -> Ca
     return lambda plan: [
         list(generator(rank, plan.pp, plan.microbatches, plan.virtual or 1)) for rank in range(plan.pp)
     ]
+
+
+def _replicas(generator: Callable[[Replica, int], Iterable[Op]]) -> Callable[[Plan], Schedule]:
+    """The same for one that takes a replica of a stage in place of a rank."""
+    return lambda plan: [
+        list(generator(replica, plan.microbatches)) for replica in replicas_of(plan.replicas or (1,) * plan.pp)
+    ]
+
+
+def _two_versions(plan: Plan) -> Schedule:
+    size = plan.accumulate or plan.pp
+    return [list(pipedream_2bw(rank, plan.pp, plan.microbatches, size)) for rank in range(plan.pp)]
+
+
+def _flushing(plan: Plan) -> Schedule:
+    size = plan.accumulate or plan.microbatches
+    return [list(pipedream_flush(rank, plan.pp, plan.microbatches, size)) for rank in range(plan.pp)]
 
 
 def _automatic(plan: Plan) -> Schedule:
@@ -133,6 +174,16 @@ STRATEGIES = (
              _each_rank(dualpipe)),
     Strategy("dualpipe_v", "pipeline; DualPipe folded: two stages on each rank, every weight once", Axis.PP,
              _each_rank(dualpipe_v), virtual=2),
+    Strategy("pipedream_naive", "pipeline without flush; a backward meets the newest weights, so no gradient at all",
+             Axis.PP, _replicas(pipedream_naive), stale=True, replicated=True),
+    Strategy("pipedream", "pipeline without flush; a backward meets the weights of its forward (weight stashing)",
+             Axis.PP, _replicas(pipedream), stale=True, replicated=True),
+    Strategy("pipedream_vertical_sync", "pipeline without flush; a minibatch meets one version on all stages", Axis.PP,
+             _replicas(pipedream_vertical_sync), stale=True, replicated=True),
+    Strategy("pipedream_2bw", "pipeline without flush; updates of p microbatches or more, two versions of the weights",
+             Axis.PP, _two_versions, stale=True, accumulates=True),
+    Strategy("pipedream_flush", "pipeline; 1F1B for each update of --accumulate microbatches (all: 1f1b)", Axis.PP,
+             _flushing, accumulates=True),
 )  # fmt: skip
 
 
@@ -174,11 +225,24 @@ def lower_schedule(
     bucketed: bool = True,
 ) -> Program:
     """Lower the ops of each pipeline rank, from a generator or from a table that somebody typed."""
+    return connected(lower_unconnected(name, schedule, plan, model, passes, bucketed))
+
+
+def lower_unconnected(
+    name: str,
+    schedule: Schedule,
+    plan: Plan,
+    model: Model,
+    passes: tuple[Callable[[Program, Plan], Program], ...] = (),
+    bucketed: bool = True,
+) -> Program:
+    """All but the messages and what follows from them, which is where a program can be cut."""
     _check_split(plan, model)
     program = lower(
         *(name, schedule, model, plan.mesh, plan.rows),
         num_stages=num_stages(schedule),
         optimizer_bytes=plan.optimizer_bytes,
+        layers=plan.layers,
     )
     program = recompute(program, plan.recompute)
     program = gather_again(program)
@@ -186,8 +250,12 @@ def lower_schedule(
     for own in passes:
         program = own(program, plan)
     program = all_reduce_gradients(program, bucket_bytes=_bucket_bytes(program, plan) if bucketed else None)
-    program = join_pairs(insert_messages(sum_copies(program)))
-    return assign_streams(consume_last_uses(program))
+    return sum_copies(program)
+
+
+def connected(program: Program) -> Program:
+    """With its messages, the ends of its values and its streams."""
+    return assign_streams(consume_last_uses(join_pairs(insert_messages(program))))
 
 
 def _check_split(plan: Plan, model: Model) -> None:

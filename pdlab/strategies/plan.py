@@ -16,7 +16,7 @@ MOST_PASSES = 10**6
 """Forwards of all stages of all ranks; more would take minutes too."""
 
 MAY_BE_ZERO = ("prefetch", "optimizer_bytes")
-MAY_BE_OPEN = ("batch", "virtual", "limit")
+MAY_BE_OPEN = ("batch", "virtual", "limit", "accumulate")
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,10 @@ class Plan:
     weight. `split` says what `tp` ranks split of a layer, `recompute` what is run again before its backward; with
     `overlap` weight gradients run under the collective of their input gradient. An automatic schedule holds at most
     `limit` M_B on a rank (None: p of them) and believes that its ops take `times`.
+
+    Stages may differ: stage s has `layers[s]` layers of the model (None: all as many, the first ones one more) and is
+    on `replicas[s]` of the `pp` ranks (None: on one each). Where several updates are in flight, each takes `accumulate`
+    microbatches (None: what the strategy has by itself).
     """
 
     pp: int = 1
@@ -46,6 +50,9 @@ class Plan:
     overlap: bool = False
     limit: float | None = None
     times: Times = field(default_factory=Times)
+    layers: tuple[int, ...] | None = None
+    replicas: tuple[int, ...] | None = None
+    accumulate: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "split", named(Split, self.split))
@@ -57,6 +64,7 @@ class Plan:
             least = 0 if of.name in MAY_BE_ZERO else 1
             if type(value) is not int or value < least:
                 raise ValueError(f"{of.name} is {value!r}; give a whole number of at least {least}")
+        self._check_stages()
         if type(self.overlap) is not bool:
             raise ValueError(f"overlap is {self.overlap!r}; give True or False")
         if self.limit is not None and not (type(self.limit) in (int, float) and 1 <= self.limit < float("inf")):
@@ -74,9 +82,35 @@ class Plan:
     def mesh(self) -> Mesh:
         return Mesh.of(dp=self.dp, ep=self.ep, pp=self.pp, tp=self.tp)
 
+    def _check_stages(self) -> None:
+        for name in ("layers", "replicas"):
+            given = getattr(self, name)
+            if given is not None and not (
+                type(given) is tuple and given and all(type(each) is int and each >= 1 for each in given)
+            ):
+                raise ValueError(
+                    f"{name} is {given!r}; give a tuple of whole numbers of at least 1, one for each stage"
+                )
+        if self.replicas and sum(self.replicas) != self.pp:
+            shape = ":".join(map(str, self.replicas))
+            raise ValueError(
+                f"replicas {shape} are {sum(self.replicas)} ranks and pp is {self.pp}; give pp={sum(self.replicas)}, "
+                f"or replicas that add up to {self.pp}"
+            )
+        if self.layers and self.virtual is not None and len(self.layers) != self.num_stages:
+            raise ValueError(
+                f"layers {':'.join(map(str, self.layers))} are for {len(self.layers)} stages and there are "
+                f"{self.num_stages}; give a number for each"
+            )
+
     @property
     def num_stages(self) -> int:
-        return self.pp * (self.virtual or 1)
+        return len(self.replicas) if self.replicas else self.pp * (self.virtual or 1)
+
+    @property
+    def num_layers(self) -> int | None:
+        """Of the model, where the plan says it."""
+        return sum(self.layers) if self.layers else None
 
     @property
     def rows(self) -> tuple[tuple[int, ...], ...]:

@@ -164,7 +164,7 @@ class _Sets:
         self.stepped.add((rank, gradient))
         if not -1 <= op.microbatch < self.graph.program.num_microbatches:
             raise fault(self.graph, row, f"names none of the {self.graph.program.num_microbatches} microbatches")
-        wanted = samples.everything if op.microbatch < 0 else samples.microbatches[op.microbatch]
+        wanted = self._taken(row, op)
         wanted = samples.of_all_users(types_of(self.graph, row)[gradient].of, wanted)
         if found in (wanted, UNKNOWN):
             return
@@ -172,7 +172,15 @@ class _Sets:
             text = f"takes gradient {gradient!r}, which lacks {samples.say(wanted & ~found)}"
             raise fault(self.graph, row, f"{text}; run that backward before the step and add its gradient")
         text = f"takes gradient {gradient!r}, which also holds {samples.say(found & ~wanted)}"
-        raise fault(self.graph, row, f"{text}; this step is for microbatch {op.microbatch} alone")
+        raise fault(self.graph, row, f"{text}; this step is for {samples.say(wanted)} alone")
+
+    def _taken(self, row: int, op: Op) -> int:
+        """What a step is for: all samples, or as many microbatches up to its own as it takes the mean of."""
+        if op.microbatch < 0:
+            return self.samples.everything
+        types = types_of(self.graph, row)
+        count = next((int(types[v].of) for v in payload(op.inputs) if types[v].role is Role.SCALE and types[v].of), 1)
+        return _union(self.samples.microbatches[i] for i in range(max(0, op.microbatch + 1 - count), op.microbatch + 1))
 
     # --- ops of several ranks
 

@@ -1,0 +1,48 @@
+"""Stop in the middle of a stream: nothing new goes in, what is in flight comes out, every minibatch counts once.
+
+A pipeline that never flushes has minibatches under way whenever it is stopped. To throw them away would lose work; to
+go on is not to stop. So it drains: the program up to the last step that was wanted, and one that lets out what the
+first had let in. What is in flight between the two (tapes, activations, stashed versions) is what the first leaves and
+the second begins with.
+"""
+
+from dataclasses import replace
+
+from pdlab.models.model import Model
+from pdlab.ops import Kind
+from pdlab.passes import cut
+from pdlab.program import Program
+from pdlab.strategies.catalog import Schedule, Strategy, connected, lower_unconnected
+from pdlab.strategies.plan import Plan
+
+
+def stopped(strategy: Strategy, plan: Plan, model: Model, after: int) -> tuple[Program, Program]:
+    """The stream of `plan`, stopped when every stage has stepped on minibatch `after`: what runs until then, and the
+    drain. The batch is that of the minibatches that had gone in. ValueError where no step is taken on `after`."""
+    plan = strategy.chosen(plan)
+    schedule = strategy.schedule(plan)
+    steps = [{op.microbatch for op in ops if op.kind is Kind.STEP} for ops in schedule]
+    if not all(after in of_rank for of_rank in steps):
+        known = sorted(set.intersection(*steps) - {-1})
+        on = ", ".join(map(str, known[:8])) + (", ..." if len(known) > 8 else "")
+        raise ValueError(
+            f"{strategy.name} takes no step on minibatch {after} on every stage; stop after "
+            f"{'one of ' + on if known else 'all of it: it flushes once'}"
+        )
+    entered = _entered(schedule, after)
+    shorter = replace(plan, microbatches=entered, batch=sum(sum(rows[:entered]) for rows in plan.rows))
+    whole = lower_unconnected(strategy.name, strategy.schedule(shorter), shorter, model, strategy.passes)
+    first, rest = cut(whole, after)
+    return connected(first), connected(rest)
+
+
+def _entered(schedule: Schedule, after: int) -> int:
+    """How many minibatches have gone forward anywhere when all stages have stepped on `after`."""
+    last = 0
+    for ops in schedule:
+        for op in ops:
+            if op.kind is Kind.FORWARD:
+                last = max(last, op.microbatch)
+            if op.kind is Kind.STEP and op.microbatch == after:
+                break
+    return last + 1
