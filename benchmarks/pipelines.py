@@ -25,7 +25,7 @@ def pipelines() -> None:
     errors = []
     for p, costs in COSTS.items():
         with Ranks(p) as pool:
-            for strategy in (s for s in STRATEGIES if s.axis is Axis.PP):
+            for strategy in (s for s in STRATEGIES if s.axis is Axis.PP and not s.stale):
                 plan = strategy.on(p, Plan(microbatches=2 * p, batch=4 * p))
                 found = compare_strategy(strategy.name, plan, pool, costs=costs, steps=2)
                 assert found.error_pct is not None

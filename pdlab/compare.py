@@ -15,7 +15,7 @@ from pdlab.costs import Costs, Uniform
 from pdlab.execute.local import run_local
 from pdlab.execute.result import Result
 from pdlab.execute.settings import Settings
-from pdlab.lab import lab_model
+from pdlab.lab import suited
 from pdlab.launch import Ranks, Watch
 from pdlab.mesh import Axis
 from pdlab.models import Model
@@ -129,14 +129,15 @@ def compare_strategy(
     plan: Plan,
     pool: Ranks | None,
     *,
-    model_of: ModelOf = lab_model,
+    model_of: ModelOf | None = None,
     costs: Costs | None = TEACHING_COSTS,
     steps: int = 5,
 ) -> Comparison:
-    """`compare` for a strategy by its name, on a model split as the plan says."""
+    """`compare` for a strategy by its name, on a model split as the plan says (None: the lab's for it)."""
     strategy = get(name)
     plan = strategy.chosen(plan)
-    return compare(lambda itemsize: build(strategy, plan, model_of(plan, itemsize)), pool, costs=costs, steps=steps)
+    make = model_of or (lambda plan, itemsize: suited(name)(plan, itemsize, None, 0.0))
+    return compare(lambda itemsize: build(strategy, plan, make(plan, itemsize)), pool, costs=costs, steps=steps)
 
 
 def median_trace(traces: Sequence[Trace]) -> Trace:

@@ -51,6 +51,16 @@ def lab_nominal(
     return models.nominal(stages, M_B * each, M_W * each, tp=tp, split=split, weight=each)
 
 
+ONLY_MLP = frozenset({"pipedream_naive"})
+"""What can only be held to a rule on an MLP: its backward meets other weights than its forward, and the reference has
+to multiply by hand."""
+
+
+def suited(strategy: str) -> Maker:
+    """What makes the model that a strategy is tried on."""
+    return lab_mlp if strategy in ONLY_MLP else lab_model
+
+
 def has_form(model: str, plan: Plan) -> bool:
     """Whether a model of the lab can be split as a plan has it."""
     whole = plan.tp == 1 or plan.split is Split.TENSOR

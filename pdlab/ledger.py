@@ -43,23 +43,29 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Entries by minibatch and stage. `most_by_stage` is how many versions a rank of each stage holds at once."""
+    """Entries by minibatch and stage. `most[stage, rank]` is how many versions of a stage a rank holds at once."""
 
     program: Program
     entries: tuple[Entry, ...]
-    most_by_stage: tuple[int, ...]
+    most: dict[tuple[int, int], int]
 
     @classmethod
     def of(cls, *programs: Program) -> "Ledger":
         """Of a program, or of several that go on from each other; ValueError where they begin in the middle."""
         entries: list[Entry] = []
-        most: dict[int, int] = {}
+        most: dict[tuple[int, int], int] = {}
         for rank in range(programs[0].mesh.size):
             reader = _Reader(programs, rank)
             entries += reader.entries.values()
-            most = {stage: max(most.get(stage, 0), reader.most.get(stage, 0)) for stage in most.keys() | reader.most}
+            most |= {(stage, rank): count for stage, count in reader.most.items()}
         entries.sort(key=lambda e: (e.minibatch, e.stage, e.rank))
-        return cls(programs[-1], tuple(entries), tuple(most[stage] for stage in sorted(most)))
+        return cls(programs[-1], tuple(entries), most)
+
+    @property
+    def most_by_stage(self) -> tuple[int, ...]:
+        """The most versions that any rank of each stage holds at once."""
+        stages = sorted({stage for stage, _ in self.most})
+        return tuple(max(count for (of, _), count in self.most.items() if of == stage) for stage in stages)
 
     @property
     def inconsistent(self) -> tuple[Entry, ...]:

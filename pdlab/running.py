@@ -30,11 +30,14 @@ SAMPLES = 2
 """Samples of each microbatch and rank, where the user does not say."""
 
 
-def lab_model(given: Namespace, plan: Plan, itemsize: int, stages: int) -> Model:
-    """The model that `--model` and `--depth` name; without a depth, deep enough for the stages."""
+def lab_model(given: Namespace, plan: Plan, itemsize: int, stages: int, name: str | None = None) -> Model:
+    """The model that `--model` and `--depth` name, for the strategy of a name; without a depth, deep enough for the
+    stages."""
     depth = given.depth if given.depth is not None else usual_depth(given, plan, stages)
+    if name in lab.ONLY_MLP and given.model not in (None, "mlp"):
+        raise ValueError(f"{name} with --model {given.model}; its rule is known for the mlp alone, so leave it out")
     if given.model is None:
-        return lab.lab_model(plan, itemsize, depth, given.dropout)
+        return lab.suited(name or "")(plan, itemsize, depth, given.dropout)
     if ":" in given.model:
         if plan.tp > 1:
             raise ValueError(f"--tp {plan.tp} with --model {given.model}: modules of your own cannot be split")
@@ -58,7 +61,7 @@ def program_to_run(given: Namespace, itemsize: int) -> Program:
     """The program that `pdlab run` names, a strategy's or a table's, on a model of the lab."""
 
     def model_of(plan: Plan, stages: int | None) -> Model:
-        return lab_model(given, plan, itemsize, stages or 1)
+        return lab_model(given, plan, itemsize, stages or 1, given.strategy)
 
     def batch(plan: Plan) -> int:
         return default_batch(given.batch, plan.mesh.size, plan.microbatches)
@@ -152,10 +155,10 @@ def _can_be_built(name: str, made: dict[str, ProgramOf], given: Namespace) -> bo
 
 
 def _say_other_models(made: dict[str, ProgramOf]) -> None:
-    """Without `--model`, what a transformer has no form of runs on another model."""
+    """Without `--model`, what a transformer has no form of, or no rule for, runs on another model."""
     others = [name for name, program_of in made.items() if program_of(4).model.recipe[0] == "mlp"]
     if others and len(others) < len(made):
-        print(f"{', '.join(others)}: on the mlp, since a transformer cannot be split so", flush=True)
+        print(f"{', '.join(others)}: on the mlp, since a transformer has no form or no rule for that", flush=True)
 
 
 def _has_stock(strategy: Strategy, given: Namespace, stages: int) -> bool:
@@ -211,7 +214,7 @@ def _plan(strategy: Strategy, given: Namespace) -> Plan:
 def _program_of(strategy: Strategy, given: Namespace, stages: int) -> ProgramOf:
     """On the model that all strategies of the comparison share, deep enough for the most stages."""
     placed = _plan(strategy, given)
-    return lambda itemsize: build(strategy, placed, lab_model(given, placed, itemsize, stages))
+    return lambda itemsize: build(strategy, placed, lab_model(given, placed, itemsize, stages, strategy.name))
 
 
 def _check_steps(steps: int) -> None:

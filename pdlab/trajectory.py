@@ -63,7 +63,8 @@ def versions(programs: Sequence[Program], result: Result) -> dict[str, dict[int,
         for rank, of_rank in enumerate(program.ranks):
             for op in of_rank.ops:
                 if op.kind is Kind.STEP:
-                    made.setdefault(op.microbatch, {})[rank, op.writes[0]] = result.weights[rank, op.writes[0]]
+                    minibatch = op.microbatch if op.microbatch >= 0 else program.num_microbatches - 1
+                    made.setdefault(minibatch, {})[rank, op.writes[0]] = result.weights[rank, op.writes[0]]
     found: dict[str, dict[int, Tensor]] = {}
     for minibatch, shards in made.items():
         for name, tensor in assemble(programs[0], shards).items():
@@ -97,5 +98,5 @@ def _replicas(program: Program) -> tuple[int, ...]:
 
 def _accumulate(program: Program) -> int:
     """The microbatches of an update, from the first; where that is the only one and not full, as many as must be."""
-    first = next(op.microbatch for op in program.ranks[0].ops if op.kind is Kind.STEP)
+    first = next(op.microbatch for op in program.ranks[0].ops if op.kind is Kind.STEP) % program.num_microbatches
     return max(first + 1, program.mesh.degree(Axis.PP)) if first + 1 == program.num_microbatches else first + 1

@@ -40,29 +40,28 @@ class _Holder:
         self.rank, self.place = rank, place
         self.written = {value for op in rank.ops for value in op.writes}
         self.names: dict[Value, Value] = {}
-        self.terms: dict[Value, list[Value]] = {}
+        self.terms: dict[Value, dict[Value, Type]] = {}
 
     def summed(self) -> RankProgram:
         if not self.terms:
             return self.rank
-        types = dict(self.rank.types)
-        made = {gradient: types.pop(gradient) for gradient in self.terms}
+        types = {value: t for value, t in self.rank.types.items() if value not in self.terms}
         ops: list[Op] = []
         for op in self.rank.ops:
             if op.kind is Kind.STEP and op.inputs[1] in self.terms:
                 gradient = op.inputs[1]
-                total = self._add_up(op.stage, self.terms[gradient], made[gradient], ops, types)
+                total = self._add_up(op.stage, self.terms[gradient], ops, types)
                 ops.append(op._replace(inputs=(op.inputs[0], total, *op.inputs[2:])))
             else:
                 ops.append(_renamed(op, self.names))
         return replace(self.rank, ops=tuple(ops), types=types)
 
-    def _add_up(self, stage: int, terms: list[Value], of: Type, ops: list[Op], types: dict[Value, Type]) -> Value:
-        types |= dict.fromkeys(terms, of)
-        total = terms[0]
-        for term in terms[1:]:
+    def _add_up(self, stage: int, terms: dict[Value, Type], ops: list[Op], types: dict[Value, Type]) -> Value:
+        types |= terms
+        total, *others = terms
+        for term in others:
             following = f"{term}.sum"
-            types[following] = of
+            types[following] = terms[term]
             ops.append(Op(Kind.ADD, stage, inputs=(total, term), writes=(following,)))
             total = following
         return total
@@ -94,12 +93,12 @@ def _check_steps(program: Program, group: str, steps: dict[int, list[Op]]) -> No
 
 def _share(group: str, turn: int, steps: list[tuple[_Holder, Op]]) -> None:
     """One step of all holders: each that has found a gradient gives it a name of its own, and all sum the same."""
-    terms = []
+    terms = {}
     for holder, op in steps:
         if op.inputs[1] in holder.written:
             own = f"{group}.g{turn}/rank{holder.place}"
             holder.names[op.inputs[1]] = own
-            terms.append(own)
+            terms[own] = holder.rank.types[op.inputs[1]]
     for holder, op in steps:
         holder.terms[op.inputs[1]] = terms
 

@@ -32,7 +32,7 @@ def loss_curves(
     for name, values in losses.items():
         colour, dashes = looks[name]
         axes.plot(values, color=colour, linewidth=0.8, alpha=0.35)
-        axes.plot(_smooth(values), color=colour, linestyle=dashes, linewidth=2)
+        axes.plot(smooth(values), color=colour, linestyle=dashes, linewidth=2)
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, max(1, *(len(values) - 1 for values in losses.values())))
     axes.set_xlabel("step", size=theme.TEXT_SIZE, color=theme.INK)
@@ -41,7 +41,7 @@ def loss_curves(
     return figure
 
 
-def _smooth(values: Sequence[float]) -> list[float]:
+def smooth(values: Sequence[float]) -> list[float]:
     """The mean of the last `SMOOTHING` values, or of as many as there are."""
     windows = (values[max(0, i + 1 - SMOOTHING) : i + 1] for i in range(len(values)))
     return [sum(window) / len(window) for window in windows]

@@ -122,8 +122,7 @@ def _two_versions(plan: Plan) -> Schedule:
 
 
 def _flushing(plan: Plan) -> Schedule:
-    size = plan.accumulate or plan.microbatches
-    return [list(pipedream_flush(rank, plan.pp, plan.microbatches, size)) for rank in range(plan.pp)]
+    return [list(pipedream_flush(rank, plan.pp, plan.microbatches, plan.accumulate)) for rank in range(plan.pp)]
 
 
 def _automatic(plan: Plan) -> Schedule:

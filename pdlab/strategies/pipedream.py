@@ -119,13 +119,13 @@ def _ends(microbatch: int, num_microbatches: int, accumulate: int) -> bool:
     return (microbatch + 1) % accumulate == 0 or microbatch + 1 == num_microbatches
 
 
-def pipedream_flush(rank: int, num_ranks: int, num_microbatches: int, accumulate: int) -> Iterator[Op]:
-    """Synchronous: 1F1B of `accumulate` microbatches, a step, and only then the next. With a single update it is 1F1B
-    to the last op."""
+def pipedream_flush(rank: int, num_ranks: int, num_microbatches: int, accumulate: int | None) -> Iterator[Op]:
+    """Synchronous: 1F1B of `accumulate` microbatches, a step, and only then the next. None takes all of them, which is
+    1F1B to the last op."""
+    if accumulate is None:
+        yield from one_f_one_b(rank, num_ranks, num_microbatches)
+        return
     for start in range(0, num_microbatches, accumulate):
         update = range(start, min(start + accumulate, num_microbatches))
         for op in one_f_one_b(rank, num_ranks, len(update)):
-            if op.kind is Kind.STEP:
-                yield op if len(update) == num_microbatches else STEP(rank, update[-1])
-            else:
-                yield op._replace(microbatch=update[op.microbatch])
+            yield op._replace(microbatch=update[op.microbatch])  # a step's -1 is the last
