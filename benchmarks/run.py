@@ -1,6 +1,7 @@
 """How well the lab predicts and how fast it simulates, on this machine: errors and ratios, each from one run.
 
-.venv/bin/python benchmarks/run.py [simulator] [large] [prediction] [pipelines] [groups] [pool] [kills]
+.venv/bin/python benchmarks/run.py [simulator] [large] [prediction] [pipelines] [pipedream] [groups] [pool] [partition]
+    [kills]
 """
 
 import platform
@@ -13,6 +14,8 @@ from typing import Any, TypeVar
 import psutil
 import torch
 from kills import kills
+from partition import partition
+from pipedream import pipedream
 from pipelines import large, pipelines
 
 from pdlab import models
@@ -124,8 +127,8 @@ def _timed(work: Callable[[], T], times: int) -> tuple[float, T]:
 
 
 def main() -> None:
-    chosen = sys.argv[1:] or ["simulator", "large", "pool", "prediction", "groups", "pipelines"]
-    known = (simulator, large, pool, prediction, groups, pipelines, kills)
+    chosen = sys.argv[1:] or ["simulator", "large", "pool", "prediction", "groups", "pipelines", "pipedream"]
+    known = (simulator, large, pool, prediction, groups, pipelines, pipedream, partition, kills)
     print(machine())
     for name in chosen:
         {bench.__name__: bench for bench in known}[name]()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from pdlab import commands, strategies
+from pdlab import commands, partitioning, strategies
 from pdlab.errors import PoolError
 from pdlab.models.split import Split
 from pdlab.passes import Recompute
@@ -70,13 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version="pdlab 0.1.0")
     verbs = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
     parser.set_defaults(command=None)
-    _list(verbs)
-    _show(verbs)
-    _simulate(verbs)
-    _run(verbs)
-    _train(verbs)
-    _compare(verbs)
-    _picture(verbs)
+    for add in (_list, _show, _simulate, _run, _train, _compare, _picture):
+        add(verbs)
+    partitioning.add_arguments(_verb(verbs, "partition", partitioning.SUMMARY, partitioning.EXAMPLE))
     return parser
 
 

@@ -1,12 +1,10 @@
 """How well stale gradients train: the variants of PipeDream on the same digits, from the same start, in the same order.
 
 What a pipeline without a flush gains in time it may lose in progress per minibatch, since a gradient is taken at
-weights that are some updates old. So there are two curves for each variant: loss against minibatches, and loss against time.
+weights that are some updates old. So there are two curves for each variant: loss against minibatches, and against time.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import log
 
 import numpy as np
 
@@ -14,11 +12,11 @@ from pdlab import data, noise
 from pdlab.batch import Batch
 from pdlab.compare import TEACHING_COSTS
 from pdlab.costs import Costs
+from pdlab.curve import Curve
 from pdlab.execute.local import run_local
 from pdlab.execute.settings import Settings
 from pdlab.lab import lab_mlp
 from pdlab.launch import Ranks
-from pdlab.models.digits import CLASSES
 from pdlab.ops import Kind
 from pdlab.optimizers import Sgd
 from pdlab.program import Program
@@ -28,39 +26,6 @@ from pdlab.trace import Trace
 from pdlab.trajectory import losses
 
 VARIANTS = ("pipedream_flush", "pipedream_2bw", "pipedream", "pipedream_vertical_sync", "pipedream_naive")
-
-WINDOW = 10
-"""Minibatches whose mean loss is looked at."""
-
-AS_GOOD_AS_GUESSING, FAR_ABOVE = 0.95 * log(CLASSES), 1.25 * log(CLASSES)
-"""Nats; who gives each digit the same chance has a loss of log 10."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One training. `losses[i]` is what minibatch i lost before it updated anything, `predicted_s[i]` and
-    `measured_s[i]` when that was known (None: not timed)."""
-
-    name: str
-    losses: list[float]
-    predicted_s: list[float]
-    measured_s: list[float] | None
-
-    @property
-    def diverged(self) -> int | None:
-        """The minibatch from which on the loss (the mean of `WINDOW`) was never again better than guessing, if it had
-        been or went far above; None for a training that learns, or has not begun to."""
-        means = _means(self.losses)
-        lost = len(means)
-        while lost and not means[lost - 1] < AS_GOOD_AS_GUESSING:
-            lost -= 1
-        learned, exploded = lost > 0, any(not x < FAR_ABOVE for x in means[lost:])
-        return lost if len(means) - lost >= WINDOW and (learned or exploded) else None
-
-    @property
-    def final_loss(self) -> float:
-        """The mean of the last minibatches."""
-        return _means(self.losses)[-1]
 
 
 def converge(
@@ -119,8 +84,3 @@ def _program(name: str, p: int, minibatches: int, size: int) -> Program:
         pp=p, microbatches=minibatches, batch=minibatches * size, accumulate=p if strategy.accumulates else None
     )
     return build(strategy, strategy.chosen(plan), lab_mlp(plan, 4))
-
-
-def _means(values: Sequence[float]) -> list[float]:
-    windows = (values[max(0, i + 1 - WINDOW) : i + 1] for i in range(len(values)))
-    return [sum(window) / len(window) for window in windows]

@@ -178,7 +178,7 @@ def streams() -> dict[str, Case]:
         plan = Plan(pp=3, microbatches=20, batch=70, accumulate=accumulate)
         cases[f"{name} pp 3, {accumulate} to an update"] = stream(name, plan)
     for name in ("pipedream_naive", "pipedream", "pipedream_vertical_sync"):
-        for replicas in ((3, 1), (2, 3), (1, 2, 1)):
+        for replicas in ((3, 1), (2, 2), (1, 2, 1)):
             plan = Plan(pp=sum(replicas), replicas=replicas, microbatches=14, batch=31)
             cases[f"{name} on {':'.join(map(str, replicas))}"] = stream(name, plan)
     plan = Plan(pp=3, microbatches=12, batch=48)

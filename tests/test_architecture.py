@@ -24,12 +24,12 @@ LAYERS = (
     "strategies lab own_schedule",
     "trace",
     "simulate metrics chrome theme",
-    "critical export calibrate study bubbles published partition",
+    "critical export calibrate study bubbles published partition ledger curve steady",
     "plots report",
     "data noise batch importing tape layers modules segments optimizers state own execute reference",
     "wire crew pool replies duties launch cluster worker",
     "history checkpoint",
-    "compare train stock study_run",
+    "trajectory compare train stock study_run convergence",
     "running planning pictures commands partitioning",
     "cli widgets __main__ __init__",
 )
@@ -39,7 +39,7 @@ RANK_OF_MODULE = {name: rank for rank, layer in enumerate(LAYERS) for name in la
 TORCH_ALLOWED = (
     *("tape", "layers", "modules", "segments", "optimizers", "state", "own", "execute", "reference"),
     *("wire", "crew", "replies", "duties", "launch", "pool", "cluster", "worker"),
-    *("stock", "history", "checkpoint", "train", "compare", "running"),
+    *("stock", "history", "checkpoint", "train", "trajectory", "compare", "running"),
 )
 
 # Starting a process means handing it an environment; nobody else looks at one.

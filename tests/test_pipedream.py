@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from pdlab import cli, metrics, models, reference
 from pdlab.compare import digits_batch
-from pdlab.convergence import Curve, converge, known_at, stream_of_digits
+from pdlab.convergence import converge, known_at, stream_of_digits
 from pdlab.costs import Uniform
+from pdlab.curve import Curve
 from pdlab.execute.local import run_local
 from pdlab.execute.settings import Settings
 from pdlab.lab import lab_nominal

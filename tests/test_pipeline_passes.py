@@ -68,7 +68,7 @@ def test_copies_that_step_more_than_once_are_refused() -> None:
     plan = Plan(pp=2, microbatches=4)
     program = lower("pipedream", schedule, model, plan.mesh, plan.rows, num_stages=2)
     with pytest.raises(
-        ValueError, match=r"rank 0 steps embed\.token 4 times, and 2 ranks hold it; .* one step at the end"
+        ValueError, match=r"ranks 0 and 1 hold embed\.token, which rank 0 steps 4 times .* take a schedule that flushes"
     ):
         sum_copies(program)
 

@@ -6,6 +6,7 @@ from pdlab.plots.block import block
 from pdlab.plots.bubbles import bubbles
 from pdlab.plots.bytes_moved import bytes_by_collective
 from pdlab.plots.compare import compare
+from pdlab.plots.convergence import convergence
 from pdlab.plots.critical_path import critical_path
 from pdlab.plots.gallery import gallery
 from pdlab.plots.layout import layout
@@ -15,6 +16,7 @@ from pdlab.plots.schedule import schedule
 from pdlab.plots.timeline import timeline
 from pdlab.plots.tradeoff import tradeoff
 from pdlab.plots.training import loss_curves
+from pdlab.plots.versions import versions
 
 __all__ = [
     "Figure",
@@ -22,6 +24,7 @@ __all__ = [
     "bubbles",
     "bytes_by_collective",
     "compare",
+    "convergence",
     "critical_path",
     "gallery",
     "layout",
@@ -31,4 +34,5 @@ __all__ = [
     "schedule",
     "timeline",
     "tradeoff",
+    "versions",
 ]

@@ -1,8 +1,6 @@
 """How stale gradients train: loss against minibatches, and against time, for several variants."""
 
 from collections.abc import Sequence
-from math import log
-from typing import TYPE_CHECKING
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -10,20 +8,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from pdlab import theme
-from pdlab.models.digits import CLASSES
+from pdlab.curve import GUESSING, Curve
 from pdlab.plots.page import AXIS, HEADING, page, plain
 from pdlab.plots.training import HEIGHT, LOOKS, smooth
 
-if TYPE_CHECKING:
-    from pdlab.convergence import Curve
 
-GUESSING = log(CLASSES)
-"""Nats: the loss of who gives each digit the same chance."""
-
-
-def convergence(
-    curves: Sequence["Curve"], *, title: str = "Stale gradients", small_print: Sequence[str] = ()
-) -> Figure:
+def convergence(curves: Sequence[Curve], *, title: str = "Stale gradients", small_print: Sequence[str] = ()) -> Figure:
     """Loss over minibatches above, over time below. A curve that ends worse than guessing is called diverged; times are
     measured where all curves were timed, otherwise simulated."""
     if not curves:
@@ -43,7 +33,7 @@ def convergence(
     return figure
 
 
-def _entry(curve: "Curve", colour: str, dashes: str) -> Artist:
+def _entry(curve: Curve, colour: str, dashes: str) -> Artist:
     said = "" if curve.diverged is None else f": diverged, from minibatch {curve.diverged}"
     return Line2D([], [], color=colour, ls=dashes, lw=2, label=curve.name + said)
 

@@ -1,6 +1,6 @@
-"""Training by a ledger: an engine that knows versions and steps, and of the model no more than a gradient function.
+"""Training by a rule: an engine that knows versions and steps, and of the model no more than a gradient function.
 
-Minibatch i only meets versions that end before i, so the order of the minibatches is an order of everything.
+Minibatch i only meets versions that end before i, so it is enough to take the minibatches in order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +20,12 @@ class Trajectory:
     """All that a training went through.
 
     `versions`: by parameter, then by the last minibatch that is included (-1: the start). `losses`: of each minibatch,
-    as its forward saw it. `ledgers`: by stage, the versions that were met.
+    as its forward saw it. `stages`: the versions that each stage met.
     """
 
     versions: dict[str, dict[int, Tensor]]
     losses: list[float]
-    ledgers: tuple[StageRule, ...]
+    stages: tuple[StageRule, ...]
 
     def at(self, version: int) -> Parameters:
         """All parameters at a version that every stage has made."""
@@ -37,7 +37,7 @@ class Trajectory:
 
 
 def follow(
-    ledgers: Sequence[StageRule], stage_of: Mapping[str, int], start: Parameters, lr: float, gradient: Gradient
+    stages: Sequence[StageRule], stage_of: Mapping[str, int], start: Parameters, lr: float, gradient: Gradient
 ) -> Trajectory:
     """Each step is w <- w - lr * (mean of the gradients since the last one); `stage_of` is by parameter."""
     versions = {name: {-1: weight} for name, weight in start.items()}
@@ -47,12 +47,12 @@ def follow(
     def at(met: list[int]) -> Parameters:
         return {name: made[met[stage_of[name]]] for name, made in versions.items()}
 
-    for i in range(len(ledgers[0].forward)):
-        loss, grads = gradient(i, at([stage.forward[i] for stage in ledgers]), at([s.backward[i] for s in ledgers]))
+    for i in range(len(stages[0].forward)):
+        loss, grads = gradient(i, at([s.forward[i] for s in stages]), at([s.backward[i] for s in stages]))
         losses.append(loss)
         for name, made in versions.items():
             since[name].append(grads[name])
-            if ledgers[stage_of[name]].steps_after(i):
+            if stages[stage_of[name]].steps_after(i):
                 made[i] = made[max(made)] - lr * (sum(since[name]) / len(since[name]))
                 since[name].clear()
-    return Trajectory(versions, losses, tuple(ledgers))
+    return Trajectory(versions, losses, tuple(stages))

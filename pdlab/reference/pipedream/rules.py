@@ -7,14 +7,15 @@ A version bears the number of the last minibatch that it includes; -1 is the sta
     stage 2   F0 B0 F1 B1 F2 B2 F3 B3 F4 ...   after those of 0, 1 and 2: version 2
 
 So one minibatch sees three versions, each as old as its stage is far from the end, and by the time it comes back every
-stage has got to version 2. What the backward then meets is where the variants differ: F3 | B3 on stages 0, 1, 2 are
+stage has got to version 2. The variants differ in what F3 | B3 meet on stages 0, 1, 2 (Harlap et al. 2018,
+arXiv:1806.03377, section 3.3; replicas are of 3.2, updates of several microbatches of arXiv:2006.09503):
 
     naive  0 1 2 | 2 2 2        stashing  0 1 2 | 0 1 2        vertical sync  0 0 0 | 0 0 0
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import lcm
+from math import ceil, lcm
 
 Replicas = Sequence[int]
 """How many ranks hold each stage: minibatch i goes to replica i mod k of a stage with k."""
@@ -64,11 +65,13 @@ def vertical_sync(num: int, replicas: Replicas) -> list[StageRule]:
 
 
 def double_buffering(num: int, num_stages: int, accumulate: int) -> list[StageRule]:
-    """All microbatches of an update meet the version before the last, on all stages; two stages, two a group:
+    """All microbatches of an update meet the version before the last, on all stages. With accumulate 2:
 
-    microbatches   0 1   2 3   4 5   6 7
-    meet            -1    -1     1     3
-    and make         1     3     5     7
+        microbatches   0 1   2 3   4 5   6 7
+        meet            -1    -1     1     3
+        and make         1     3     5     7
+
+    So a stage keeps two: the newest, and the one that microbatches still in flight have met.
     """
     if accumulate < num_stages:
         raise ValueError(
@@ -88,15 +91,16 @@ def flush(num: int, num_stages: int, accumulate: int) -> list[StageRule]:
 
 
 def warm_ups(replicas: Replicas) -> list[int]:
-    """By stage: the forwards that a replica runs before it begins to alternate, as many as it is rounds behind then.
+    """By stage: how many forwards a replica runs before it alternates, and so how many rounds behind each later one is.
 
-    Ranks from this stage on, less one, shared by the replicas; p - 1 - s where nothing is replicated. With (2, 1):
+    The ranks that follow, for each replica, rounded up: p - 1 - s where nothing is replicated. With the one that it
+    then alternates, a replica of stage 0 has what the paper calls NOAM in flight. With replicas (2, 1):
 
-        stage 0, replica 0    F0 F2 B0 + F4 B2 + F6 ...     warm-up 2 // 2; + is the step of a round,
+        stage 0, replica 0    F0 F2 B0 + F4 B2 + F6 ...     warm-up 1; + is the step of a round,
         stage 0, replica 1    F1 F3 B1 + F5 B3 + F7 ...     for which the replicas wait for each other
-        stage 1               F0 B0 + F1 B1 + F2 B2 + ...   warm-up 0 // 1
+        stage 1               F0 B0 + F1 B1 + F2 B2 + ...   warm-up 0
     """
-    return [(sum(replicas[stage:]) - 1) // k for stage, k in enumerate(replicas)]
+    return [ceil(sum(replicas[stage + 1 :]) / k) for stage, k in enumerate(replicas)]
 
 
 def behind(num: int, every: int, rounds: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
-"""The variants of PipeDream on the models of the lab. n counts minibatches, t updates; p stages, s the stage.
+"""The variants of PipeDream on the models of the lab. In the formulas w_s(t) is stage s of p after t updates.
 
-`layers` says how many layers of the model each stage has, `replicas` how many ranks; sizes of minibatches may differ,
-and the mean over a round or a group is that of the minibatches' means.
+`layers` says how many layers of the model each stage has, `replicas` how many ranks. Minibatches may differ in size;
+a round or a group of them takes the mean of their mean gradients.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,9 +21,9 @@ Counts = Sequence[int]
 def pipedream_naive(
     model: Model, parameters: Parameters, batches: Batches, lr: float, layers: Counts, replicas: Counts | None = None
 ) -> Trajectory:
-    """PipeDream with one copy of the weights: activations of the forward's, multiplied by the newest on the way back.
+    """PipeDream with one copy of the weights: what the forward kept meets the newest weights on the way back.
 
-    What section 3.3 of Harlap et al. (2018, arXiv:1806.03377) warns of: it is the gradient of no weights.
+    Section 3.3 of Harlap et al. (2018, arXiv:1806.03377) warns of it: the result is the gradient of no weights.
     """
     require_mlp(model)
     names = list(model.segments)
@@ -37,12 +37,12 @@ def pipedream_naive(
 def pipedream(
     model: Model, parameters: Parameters, batches: Batches, lr: float, layers: Counts, replicas: Counts | None = None
 ) -> Trajectory:
-    """PipeDream, with weight stashing (section 3.3 of the same):
+    """PipeDream with weight stashing (section 3.3 of the same):
 
     w(t+1) = w(t) - lr grad f(w_0(t-p+1), w_1(t-p+2), ..., w_{p-1}(t))
     """
-    ledgers = rules.stashing(len(batches), _ranks(layers, replicas))
-    return _train(ledgers, model, parameters, lr, layers, _true_gradient(model, batches))
+    stages = rules.stashing(len(batches), _ranks(layers, replicas))
+    return _train(stages, model, parameters, lr, layers, _true_gradient(model, batches))
 
 
 def pipedream_vertical_sync(
@@ -52,8 +52,8 @@ def pipedream_vertical_sync(
 
     w(t+1) = w(t) - lr grad f(w_0(t-p+1), w_1(t-p+1), ..., w_{p-1}(t-p+1))
     """
-    ledgers = rules.vertical_sync(len(batches), _ranks(layers, replicas))
-    return _train(ledgers, model, parameters, lr, layers, _true_gradient(model, batches))
+    stages = rules.vertical_sync(len(batches), _ranks(layers, replicas))
+    return _train(stages, model, parameters, lr, layers, _true_gradient(model, batches))
 
 
 def pipedream_2bw(
@@ -64,19 +64,19 @@ def pipedream_2bw(
 
     w(t+1) = w(t) - lr grad f(w(t-1)), w(-1) = w(0)
     """
-    ledgers = rules.double_buffering(len(batches), len(layers), accumulate)
-    return _train(ledgers, model, parameters, lr, layers, _true_gradient(model, batches))
+    stages = rules.double_buffering(len(batches), len(layers), accumulate)
+    return _train(stages, model, parameters, lr, layers, _true_gradient(model, batches))
 
 
 def pipedream_flush(
     model: Model, parameters: Parameters, batches: Batches, lr: float, layers: Counts, accumulate: int
 ) -> Trajectory:
     """PipeDream-Flush, which others call 1F1B: w(t+1) = w(t) - lr grad f(w(t)) (section 3.2 of the same)."""
-    ledgers = rules.flush(len(batches), len(layers), accumulate)
-    return _train(ledgers, model, parameters, lr, layers, _true_gradient(model, batches))
+    stages = rules.flush(len(batches), len(layers), accumulate)
+    return _train(stages, model, parameters, lr, layers, _true_gradient(model, batches))
 
 
-STREAMS: dict[str, Callable[..., Trajectory]] = {
+ROUNDS: dict[str, Callable[..., Trajectory]] = {
     "pipedream_naive": pipedream_naive,
     "pipedream": pipedream,
     "pipedream_vertical_sync": pipedream_vertical_sync,
@@ -86,7 +86,7 @@ STREAMS: dict[str, Callable[..., Trajectory]] = {
 GROUPED: dict[str, Callable[..., Trajectory]] = {"pipedream_2bw": pipedream_2bw, "pipedream_flush": pipedream_flush}
 """A step for each group of microbatches."""
 
-RULES = STREAMS | GROUPED
+RULES = ROUNDS | GROUPED
 
 
 def pipedream_trajectory(
@@ -101,10 +101,10 @@ def pipedream_trajectory(
     accumulate: int | None = None,
 ) -> Trajectory:
     """A variant by its name. ValueError for a choice that it does not have."""
-    if name in STREAMS:
+    if name in ROUNDS:
         if accumulate not in (None, 1):
             raise ValueError(f"accumulate {accumulate} for {name}, which updates after each round; leave it out")
-        return STREAMS[name](model, parameters, batches, lr, layers, replicas)
+        return ROUNDS[name](model, parameters, batches, lr, layers, replicas)
     if name in GROUPED:
         if set(_ranks(layers, replicas)) != {1}:
             raise ValueError(f"replicas {replicas} for {name}, which has one of each stage; leave them out")
@@ -124,14 +124,14 @@ def _true_gradient(model: Model, batches: Batches) -> Gradient:
 
 
 def _train(
-    ledgers: Sequence[StageRule], model: Model, start: Parameters, lr: float, layers: Counts, gradient: Gradient
+    stages: Sequence[StageRule], model: Model, start: Parameters, lr: float, layers: Counts, gradient: Gradient
 ) -> Trajectory:
     stage_of = _stage_of(model, layers)
     for segments in model.users.values():
-        stages = sorted({stage_of[segment] for segment in segments})
-        if any(ledgers[stage] != ledgers[stages[0]] for stage in stages):
-            raise ValueError(f"{' and '.join(segments)} share weights, but stages {stages} meet different versions")
-    return follow(ledgers, {name: stage_of[name.partition(".")[0]] for name in start}, start, lr, gradient)
+        places = sorted({stage_of[segment] for segment in segments})
+        if any(stages[place] != stages[places[0]] for place in places):
+            raise ValueError(f"{' and '.join(segments)} share weights, but stages {places} meet different versions")
+    return follow(stages, {name: stage_of[name.partition(".")[0]] for name in start}, start, lr, gradient)
 
 
 def _stage_of(model: Model, layers: Counts) -> dict[str, int]:
@@ -141,8 +141,8 @@ def _stage_of(model: Model, layers: Counts) -> dict[str, int]:
             f"stages of {tuple(layers)} layers for the {len(model.layers)} layers of model {model.name!r}; "
             f"give each stage at least 1, and {len(model.layers)} together"
         )
-    stages = [stage for stage, num in enumerate(layers) for _ in range(num)]
-    found = {name: stages[layer] for name, layer in model.layer_of.items()}
+    stage_of = [stage for stage, num in enumerate(layers) for _ in range(num)]
+    found = {name: stage_of[layer] for name, layer in model.layer_of.items()}
     return found | {s.layer: found[name] for name, s in model.segments.items() if s.layer}
 
 
