@@ -66,7 +66,7 @@ def test_ops_without_operands_are_drawn_too():
 # --- CSV
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("pipedream")])
 def test_csv_gives_the_order_back(name: str):
     text = forms.schedule_csv(build(name, microbatches=2))
     rows = forms.parse_csv(text)

@@ -90,7 +90,7 @@ class Index:
 
     @cached_property
     def steps(self) -> dict[tuple[int, int], set[int]]:
-        """For each rank and stage the microbatches that it steps on by themselves; -1 is a step on all of them."""
+        """For each rank and stage the microbatches after which it steps; -1 is a step on all of them."""
         return {
             key: {at.op.microbatch for at in found if at.op.kind is Kind.STEP} for key, found in self.of_stage.items()
         }
@@ -106,6 +106,9 @@ class Index:
                 yield Deed("I", stage + 1, i)
         elif op.kind is Kind.BACKWARD_WEIGHT:
             yield Deed("I", stage, i)
+
+    def is_replicated(self, stage: int) -> bool:
+        return sum(other == stage for _, other in self.of_stage) > 1
 
     def add(self, stage: int) -> str:
         """Where a missing op of a stage belongs."""
@@ -176,13 +179,16 @@ def _check_row(index: Index, at: At) -> None:
 
 
 def _check_step(index: Index, at: At) -> None:
-    """A step takes the gradient of all microbatches, or of the one that it names."""
+    """A step takes the gradients of all microbatches, or of those up to the one that it names which no step before it
+    has taken. Replicas may have all of them."""
     if at.op.kind is not Kind.STEP:
         return
     stage, i = at.op.stage, at.op.microbatch
     mine = index.of_stage[at.rank, stage]
-    taken = [other for other in mine if "W" in DOES[other.op.kind] and i in (-1, other.op.microbatch)]
-    if not taken:
+    graded = [other for other in mine if "W" in DOES[other.op.kind]]
+    before = max((other for other in index.steps[at.rank, stage] if other < i), default=-1)
+    taken = [other for other in graded if i < 0 or before < other.op.microbatch <= i]
+    if not taken and not (graded and index.is_replicated(stage)):
         raise index.table.fault(
             f"{at.op} on {at.where} has no gradient to step with: rank {at.rank} has no {stage}B{max(i, 0)}; take it "
             "out, or move it to the rank of its stage",
@@ -194,18 +200,16 @@ def _check_step(index: Index, at: At) -> None:
             f"{late[0].column + 1}, whose gradient it would lack; move it behind",
             at.place,
         )
-    if again := [o for o in mine if o.op.kind is Kind.STEP and o is not at and -1 in (i, o.op.microbatch)]:
+    if again := [o for o in mine if o.op.kind is Kind.STEP and o is not at and (o.op.microbatch in (-1, i) or i < 0)]:
         raise index.table.fault(
             f"{at.op} on {at.where} and {again[0].op} in column {again[0].column + 1} step on the same gradient; "
             "take one of them out",
             at.place,
             again[0].place,
         )
-    done = {o.op.microbatch for o in mine if o.op.kind is Kind.STEP and o.column <= at.column}
-    early = [o for o in mine if "W" in DOES[o.op.kind] and o.column < at.column and o.op.microbatch not in done]
-    if i >= 0 and early:
+    if early := [other for other in graded if i >= 0 and other.column < at.column and other.op.microbatch > i]:
         raise index.table.fault(
-            f"{at.op} in column {at.column + 1} of rank {at.rank} is for microbatch {i} alone, and {early[0].op} in "
+            f"{at.op} in column {at.column + 1} of rank {at.rank} is for microbatches up to {i}, and {early[0].op} in "
             f"column {early[0].column + 1} would be part of it; move that behind",
             at.place,
             early[0].place,
@@ -213,14 +217,14 @@ def _check_step(index: Index, at: At) -> None:
 
 
 def _check_stepped(index: Index, at: At) -> None:
-    """Where a stage steps on each microbatch by itself, none is left over."""
+    """Where a stage steps along the way, no microbatch is left over."""
     stage, i = at.op.stage, at.op.microbatch
     if "W" not in DOES[at.op.kind]:
         return
     steps = index.steps[at.rank, stage]
-    if steps and not steps & {-1, i}:
+    if steps and -1 not in steps and max(steps) < i:
         raise index.table.fault(
-            f"{at.op} on {at.where} is in no step, for stage {stage} steps on each microbatch by itself and there is "
-            f"no {stage}STEP{i}; add it behind",
+            f"{at.op} on {at.where} is in no step, for the last step of stage {stage} is {stage}STEP{max(steps)}; add "
+            f"{stage}STEP{i} behind it",
             at.place,
         )

@@ -4,8 +4,9 @@
     1F0,1B0,1F1,1B1
 
 One row per rank of the pipeline, the order of its ops; replicas do the same. A stage steps once at the end where no
-cell says otherwise (`0STEP`). A table with blank cells says when each op runs besides: there a column is a unit of
-time. Which weight version a backward meets is not in it: a forward meets the newest, a backward that of its forward.
+cell says otherwise (`0STEP`, or `0STEP3` on the microbatches up to 3 that no step has taken). A table with blank cells
+says when each op runs besides: there a column is a unit of time. Which weight version a backward meets is not in it: a
+forward meets the newest, a backward that of its forward.
 
 It is the form that torch.distributed.pipelining reads and writes (`_load_csv`, `_dump_csv`), but for steps, which it
 has none of, and for messages, which are left out here.
@@ -19,18 +20,20 @@ from pdlab.forms.fault import FormError
 from pdlab.forms.needs import check_needs
 from pdlab.forms.typed import Place, Table, Typed, ops_of_cell, pair_text, shown, with_steps
 from pdlab.mesh import Axis
-from pdlab.ops import SCHEDULED_KINDS, Kind, Op
+from pdlab.ops import PASS_KINDS, SCHEDULED_KINDS, Kind, Op
 from pdlab.program import Program
 
 
 def schedule_csv(program: Program) -> str:
     """One row per rank of the first pipeline with its stage-level ops. Steps are left out if all come at the end.
 
-    FormError for a program whose full backwards were split within their stage: an order of stages cannot say that.
+    FormError for what an order of stages cannot say: full backwards that were split within their stage, and weights
+    other than the newest in a forward or than its forward's in a backward.
     """
     line = program.mesh.group(0, Axis.PP)
     for rank in line:
         _check_whole_backwards(program.ranks[rank].ops)
+        _check_versions(program.ranks[rank].ops)
     rows = [_order(program.ranks[rank].ops) for rank in line]
     bare = [[op for op in row if op.kind is not Kind.STEP] for row in rows]
     return rows_csv(bare if [with_steps(row) for row in bare] == rows else rows)
@@ -44,6 +47,22 @@ def _check_whole_backwards(ops: tuple[Op, ...]) -> None:
             f"{split.stage}B{split.microbatch} is split within its stage (--overlap), which a table of stages cannot "
             "say; write the program without it, or as JSON"
         )
+
+
+def _check_versions(ops: tuple[Op, ...]) -> None:
+    steps: dict[int, set[int]] = {}
+    met: dict[tuple[int, int], int] = {}
+    for op in ops:
+        taken = steps.setdefault(op.stage, set())
+        if op.kind is Kind.STEP:
+            taken.add(op.microbatch)
+        elif op.kind in PASS_KINDS and op.version >= 0:
+            usual = met.setdefault((op.stage, op.microbatch), len(taken))
+            if op.version != usual:
+                raise FormError(
+                    f"{op.stage}{op.kind.value}{op.microbatch} meets weights that have seen {op.version} steps, not "
+                    f"{usual} as a table would have it, which names no versions; write the program as JSON"
+                )
 
 
 def rows_csv(rows: list[list[Op]]) -> str:
