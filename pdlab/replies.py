@@ -82,7 +82,7 @@ def result(programs: Sequence[Program], replies: dict[int, Reply], steps: int, m
         ]
         for step in range(steps)
     ]
-    parts: dict[str, Shards] = {"gradients": {}, "weights": {}, "losses": {}}
+    parts: dict[str, Shards] = {"gradients": {}, "weights": {}, "losses": {}, "running": {}}
     for rank, (_, tensors) in replies.items():
         for name, t in tensors.items():
             what, value = name.split(" ", 1)

@@ -472,3 +472,40 @@ def test_no_such_variant() -> None:
 def test_cut_between_minibatches() -> None:
     case = stream("pipedream", Plan(pp=3, replicas=(2, 1), microbatches=12, batch=24), cuts=(3, 7))
     assert case.check(run_local(case.programs, case.batch, case.settings)) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        ("pipedream", {"pp": 3}),
+        ("pipedream", {"pp": 3, "recompute": "stage"}),
+        ("pipedream_vertical_sync", {"pp": 3}),
+        ("pipedream", {"pp": 3, "replicas": (2, 1)}),
+    ],
+)
+def test_running_statistics_count_each_minibatch_once(name: str, choices: dict[str, object]) -> None:
+    """Plain PyTorch with `BatchNorm2d` that tracks, forward with the weights that each minibatch met: the statistics of
+    a rank are those after the minibatches that it saw, in their order. Backwards with other versions change nothing."""
+    program, batch = made(name, models.cnn(width=4, depth=4, itemsize=8), microbatches=9, batch=45, **choices), None
+    batch = digits_batch(45)
+    result = run_local([program], batch, RECORDED)
+    rule = expected(program, batch, RECORDED)
+    x, _ = reference.inputs(program.model, batch.pixels, batch.labels, torch.float64)
+    stage_of = {segment: stage for stage, segments in enumerate(program.stages) for segment in segments}
+    for rank, replica in enumerate(replicas_of(choices.get("replicas", (1, 1, 1)))):  # type: ignore[arg-type]
+        net = reference.build(program.model).double()
+        norms = {f"conv{i}": torch.nn.BatchNorm2d(4).double() for i in range(3)}
+        for segment, norm in norms.items():
+            getattr(net, segment).norm = norm
+        for i in range(9):
+            if i % replica.count == replica.turn:
+                met = {
+                    k: made_[rule.stages[stage_of[k.partition(".")[0]]].forward[i]]
+                    for k, made_ in rule.versions.items()
+                }
+                net.load_state_dict(met, strict=False)
+                net(x[5 * i : 5 * i + 5])
+        for segment in program.stages[replica.stage]:
+            if segment in norms:
+                wanted = torch.stack([norms[segment].running_mean, norms[segment].running_var])
+                assert torch.allclose(result.running[rank, segment], wanted, rtol=1e-12, atol=1e-15)

@@ -28,7 +28,8 @@ Held = Tensor | Tape
 @dataclass
 class Store:
     """The values of one rank. `gradients` and `weights` record, for every step, what it read and what it wrote, if
-    asked. `counted` are the steps of the training before this store, `steps` those since then, for each group."""
+    asked. `counted` are the steps of the training before this store, `steps` those since then, for each group.
+    `running` are statistics that forwards keep up, by segment; they are no values of the program."""
 
     program: Program
     rank: int
@@ -43,6 +44,7 @@ class Store:
     weights: dict[Value, Tensor] = field(default_factory=dict)
     counted: int = 0
     steps: dict[str, int] = field(default_factory=dict)
+    running: dict[str, Tensor] = field(default_factory=dict)
 
     def begin(self, program: Program) -> int:
         """Go on with another program from the values held now, which must be its `live_in`; returns the bytes held."""
@@ -147,7 +149,8 @@ class Store:
     def _forward(self, op: Op, segment: Segment, found: Operands) -> list[Held]:
         inputs, weights = self._named(op, segment, found)
         tape = Tape({**inputs, **weights})
-        frame = Frame(segment, tape, self.program.mesh.coordinates[self.rank][Axis.TP])
+        running = self._running(segment) if segment.running and op.kind is Kind.FORWARD else None
+        frame = Frame(segment, tape, self.program.mesh.coordinates[self.rank][Axis.TP], running)
         if not found.left:
             return [t.contiguous() for t in run(frame, list(inputs.values()), weights)]
         with torch.enable_grad(), tape.recording():
@@ -158,6 +161,13 @@ class Store:
             outputs = run(frame, entered, {name: tape.enter(name, t) for name, t in weights.items()})
         tape.watch([t for t, spec in zip(outputs, segment.outputs, strict=True) if spec.grad is not None])
         return [*(t.detach().contiguous() for t in outputs), tape]
+
+    def _running(self, segment: Segment) -> Tensor:
+        """Mean 0 and variance 1 before the first forward."""
+        if segment.name not in self.running:
+            start = torch.tensor([[0.0], [1.0]], dtype=FLOAT[max(4, self.program.model.itemsize)])
+            self.running[segment.name] = start.expand(2, segment.running).clone()
+        return self.running[segment.name]
 
     def _backward_input(self, op: Op, segment: Segment, found: Operands, postpone: bool = True) -> list[Held]:
         tape = self._take(op, segment, found)

@@ -1,9 +1,12 @@
 """A small convolutional network with BatchNorm.
 
 BatchNorm normalises with the statistics of the rows it sees, so a network cut into microbatches or spread over
-data-parallel ranks is a different function from the same network on the whole batch. The lab keeps no running
-averages: a forward has no side effect. Where the whole batch is one microbatch on one rank, gradients equal the
-reference.
+data-parallel ranks is a different function from the same network on the whole batch. Where the whole batch is one
+microbatch on one rank, gradients equal the reference.
+
+Its running statistics are for use after the training. They are no weights: no gradient, no version, nothing to stash.
+Each rank has its own, and every forward adds its minibatch once, in the order in which they come; a backward, with
+whatever weights, and a forward that is run again leave them alone.
 """
 
 from pdlab.models.digits import CLASSES, TARGET, loss_tensor
@@ -48,6 +51,7 @@ def _convolution(i: int, x: Tensor, y: Tensor, itemsize: int) -> Segment:
         pending=Kept(itemsize * (rectified + channels * area), fixed=itemsize * 2 * channels),
         flops=Flops(flops, 0 if first else flops, flops),
         options=(("relu", int(not first)),),
+        running=channels,
     )
 
 

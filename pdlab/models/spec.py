@@ -145,7 +145,8 @@ class Segment:
     own), `late` those of them that only the weight gradients need; `saved` is what the forward holds for the backward
     besides those and the weights, and `pending` what an `I` op leaves for the `W` op. `layer` is what the names of
     its parameters begin with (empty: the segment's own name). `rows` names the value that counts the rows where they
-    are not samples, `code` is the import path of the user's modules that a `MODULE` block is one of.
+    are not samples, `code` is the import path of the user's modules that a `MODULE` block is one of. `running` counts
+    the channels of which a forward keeps running statistics.
     """
 
     name: str
@@ -162,6 +163,7 @@ class Segment:
     layer: str = ""
     rows: str | None = None
     code: str = ""
+    running: int = 0
 
     def option(self, name: str) -> int:
         """A whole number that the computation needs."""
