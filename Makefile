@@ -42,7 +42,7 @@ sweep: env ## run all pipeline schedules on 3584 shapes, where the tests run a s
 	$(BIN)/python benchmarks/sweep.py
 
 picture: env ## redraw the pictures that the README shows
-	for what in schedules bubbles layout tradeoff; do $(BIN)/pdlab picture $$what --out docs/$$what.png || exit 1; done
+	for what in schedules bubbles versions convergence layout tradeoff; do $(BIN)/pdlab picture $$what --out docs/$$what.png || exit 1; done
 
 clean: ## remove results, builds and caches, but keep .venv
 	rm -rf out build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

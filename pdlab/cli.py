@@ -162,7 +162,7 @@ def _compare(verbs: Verbs) -> None:
 
 def _picture(verbs: Verbs) -> None:
     verb = _verb(verbs, "picture", "Draw a picture of the README.", "pdlab picture layout --out docs/layout.png")
-    known = ("schedules", "layout", "tradeoff", "bubbles")
+    known = ("schedules", "layout", "tradeoff", "bubbles", "versions", "convergence")
     verb.add_argument("what", nargs="?", choices=known, default="schedules", help="default: schedules")
     verb.add_argument("--out", type=Path, required=True, metavar="FILE", help="a PNG or SVG file")
     verb.set_defaults(command=commands.picture)

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 from pdlab import bubbles, lab, models, plots, study
+from pdlab.compare import TEACHING_COSTS
+from pdlab.convergence import converge
 from pdlab.costs import Uniform
 from pdlab.plots import Figure
 from pdlab.simulate import simulate
@@ -35,9 +37,25 @@ def idle() -> Figure:
     return plots.bubbles(bubbles.sweep())
 
 
+def versions() -> Figure:
+    """PipeDream with weight stashing: which weights every minibatch meets, and how many versions that takes."""
+    program = build(get("pipedream"), Plan(pp=4, microbatches=10), lab.lab_nominal(4, 4))
+    return plots.versions(simulate(program, Uniform(F=1, B=2)))
+
+
+def convergence() -> Figure:
+    """The digits, at a learning rate that only synchronous gradients survive."""
+    curves = converge(p=4, lr=0.5)
+    about = ["200 minibatches of 16 digits, learning rate 0.5, one start and one order; losses from local mode"]
+    about.append(f"times simulated, {TEACHING_COSTS}")
+    return plots.convergence(curves, title="PipeDream's variants on four stages of an MLP", small_print=about)
+
+
 PICTURES: dict[str, Callable[[], Figure]] = {
     "schedules": schedules,
     "layout": layout,
     "tradeoff": tradeoff,
     "bubbles": idle,
+    "versions": versions,
+    "convergence": convergence,
 }

@@ -5,6 +5,7 @@ a trajectory: which weights there are after which minibatch.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from pdlab.batch import Batch, labelled_rows, rows
 from pdlab.execute.result import Result
 from pdlab.execute.settings import Settings
 from pdlab.mesh import Axis
+from pdlab.models.spec import Feed
 from pdlab.ops import Kind
 from pdlab.optimizers import Sgd
 from pdlab.program import Program
@@ -25,11 +27,13 @@ def expected(program: Program, batch: Batch, settings: Settings) -> Trajectory:
     if not isinstance(settings.optimizer, Sgd):
         raise ValueError(f"the rules of PipeDream are for Sgd and the run steps with {settings.optimizer}; give it Sgd")
     model, dtype = program.model, FLOAT[program.model.itemsize]
-    x, target = reference.inputs(model, batch.pixels, batch.labels, dtype)
-    minibatches = []
+    parts: list[Any] = [*reference.inputs(model, batch.pixels, batch.labels, dtype)]
+    if any(t.feed in (Feed.KEYS, Feed.LENGTHS) for t in model.feeds):
+        parts += [batch.keys, batch.lengths]
+    minibatches: list[Any] = []
     for i in range(program.num_microbatches):
         picked = [j for shard in range(len(program.rows)) for j in range(len(batch))[rows(program, shard, i)]]
-        minibatches.append((x[picked], target[picked]))
+        minibatches.append(tuple(None if part is None else part[picked] for part in parts))
     name = program.name.partition(",")[0]
     return reference.pipedream_trajectory(
         *(name, model, initial_parameters(model, settings.seed, dtype), minibatches, settings.optimizer.lr),

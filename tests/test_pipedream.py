@@ -6,6 +6,7 @@ The rules themselves are tested in `test_reference_pipedream`; here programs are
 from itertools import product
 from math import inf
 
+import numpy as np
 import pytest
 import torch
 from cases import LR, small_mlp, small_transformer, stream
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdlab import cli, metrics, models, reference
+from pdlab.batch import Batch
 from pdlab.compare import digits_batch
 from pdlab.convergence import converge, known_at, stream_of_digits
 from pdlab.costs import Uniform
@@ -215,6 +217,16 @@ def test_one_stage_is_sgd(name: str) -> None:
 def test_hybrids_on_a_transformer(name: str, choices: dict[str, object]) -> None:
     program = made(name, small_transformer(int(str(choices.get("tp", 1)))), microbatches=9, batch=45, **choices)
     assert error(program) < EXACT
+
+
+def test_dropout_and_lengths_are_in_the_rule_too() -> None:
+    dropping = models.transformer(width=16, depth=2, heads=8, itemsize=8, dropout=0.2)
+    assert error(made("pipedream", dropping, pp=3, microbatches=7, batch=21)) < EXACT
+    assert error(made("pipedream", dropping, pp=3, microbatches=7, batch=21, recompute="stage")) < EXACT
+    masked = models.transformer(width=16, depth=2, heads=8, itemsize=8, masked=1)
+    program, few = made("pipedream_vertical_sync", masked, pp=3, microbatches=7, batch=21), digits_batch(21)
+    batch = Batch(few.pixels, few.labels, few.keys, np.arange(21) % 9 + 3)
+    assert trajectory_error([program], run_local([program], batch, RECORDED), batch, RECORDED) < EXACT
 
 
 def test_batchnorm_is_not_versioned() -> None:

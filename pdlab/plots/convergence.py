@@ -42,7 +42,8 @@ def _axes(axes: Axes, heading: str, x: str, last: float) -> None:
     plain(axes, heading)
     axes.axhline(GUESSING, color=theme.INK, linewidth=0.8, linestyle=(0, (1, 2)))
     axes.annotate("guessing", (1, GUESSING), xycoords=("axes fraction", "data"), ha="right", va="bottom",
-                  size=theme.TEXT_SIZE, color=theme.INK)  # fmt: skip
+                  size=theme.TEXT_SIZE, color=theme.INK,
+                  bbox={"facecolor": theme.PAPER, "edgecolor": "none", "pad": 1.5})  # fmt: skip
     axes.set_ylim(0, 1.4 * GUESSING)
     axes.set_xlim(0, last)
     axes.set_xlabel(x, size=theme.TEXT_SIZE, color=theme.INK)
