@@ -60,6 +60,6 @@ def _steady_error(predicted: Trace, paced: Trace) -> tuple[float, list[float]]:
 
 
 def _program(strategy: Strategy, p: int, itemsize: int) -> Program:
-    plan = Plan(pp=p, microbatches=MINIBATCHES, batch=SIZE * MINIBATCHES, accumulate=p if strategy.accumulates else None)
-    plan = strategy.chosen(plan)
+    size = p if strategy.accumulates else None
+    plan = strategy.chosen(Plan(pp=p, microbatches=MINIBATCHES, batch=SIZE * MINIBATCHES, accumulate=size))
     return build(strategy, plan, lab_mlp(plan, itemsize))

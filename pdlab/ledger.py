@@ -208,5 +208,5 @@ class _Reader:
 
 
 def _count(value: Value) -> int:
-    """The steps that a weight has seen: 2 of `fc0.w@2`."""
-    return int(value.rpartition("@")[2])
+    """The steps that a weight has seen: 2 of `fc0.w@2`, and of a shard or a gathered copy of it."""
+    return int(value.rpartition("@")[2].partition("/")[0])

@@ -62,6 +62,14 @@ RANK_PALE, RANK_DARK, PARTIAL_HATCH = "#E3D9F5", "#3A2468", "..."
 """Violet, which no kind of op has, in steps of lightness for the ranks of a group; and the hatch of a sum that is still
 to be taken."""
 
+VERSIONS = ("#D0D0D0", "#0072B2", "#EEBC4C", "#009E73", "#F0E442", "#56B4E9", "#4D4D4D", "#D55E00")
+"""Weight versions in turn: a grey to begin with, then the colours of Okabe and Ito without the purple of steps, black
+and orange lightened. In this order each differs from the next by 18 or more in lightness (CIE L*), and for readers with
+any kind of colour blindness by 40 or more in colour (CIE76). There are eight, as eight ranks hold eight versions."""
+
+WRONG, WRONG_HATCH = "#B3001B", "//"
+"""The red of what is no gradient, and its hatch."""
+
 QUIET = "#6B6B6B"
 """The grey of words for what does not happen."""
 

@@ -521,3 +521,10 @@ def test_running_statistics_count_each_minibatch_once(name: str, choices: dict[s
             if segment in norms:
                 wanted = torch.stack([norms[segment].running_mean, norms[segment].running_var])
                 assert torch.allclose(result.running[rank, segment], wanted, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize(("name", "choices"), [("zero3", {"dp": 2}), ("zb_v", {"pp": 2}), ("dualpipe", {"pp": 2})])
+def test_every_program_has_a_ledger(name: str, choices: dict[str, object]) -> None:
+    """Shards and gathered copies of a version are of that version."""
+    ledger = Ledger.of(made(name, models.nominal(4), microbatches=4, **choices))
+    assert not ledger.inconsistent and not ledger.torn and set(ledger.most.values()) == {1}

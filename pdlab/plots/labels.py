@@ -44,20 +44,27 @@ def labels(found: Sequence[Box], inches: float) -> Labels:
     short = [(box, f"{box.microbatch}") for box in boxes]
     long = [(box, f"{box.stage}{box.kind.value}{box.microbatch}") for box in boxes]
     several_stages = len({(box.rank, box.stage) for box in boxes}) > len({box.rank for box in boxes})
-    if several_stages and len(_fitting(long, SMALLEST_LONG, inches, ROOMY)) == len(long):
-        return _largest(long, inches, ROOMY, "stage, op, microbatch")
-    return _largest(short, inches, MARGIN, "microbatch")
+    if several_stages and len(fitting(long, SMALLEST_LONG, inches, ROOMY)) == len(long):
+        return largest(long, inches, ROOMY, "stage, op, microbatch")
+    return largest(short, inches, MARGIN, "microbatch")
 
 
-def _largest(pairs: Sequence[Numbered], inches: float, margin: float, meaning: str) -> Labels:
-    for size in theme.LABEL_SIZES:
-        fitting = _fitting(pairs, size, inches, margin)
-        if len(fitting) == len(pairs):
+def largest(
+    pairs: Sequence[Numbered],
+    inches: float,
+    margin: float,
+    meaning: str,
+    sizes: Sequence[float] = theme.LABEL_SIZES,
+) -> Labels:
+    """The texts in the largest of the sizes in which all of them fit; in the smallest, those of which most do."""
+    for size in sizes:
+        chosen = fitting(pairs, size, inches, margin)
+        if len(chosen) == len(pairs):
             break
     for like in (_alike, _of_one_kind):
-        there, fit = Counter(map(like, pairs)), Counter(map(like, fitting))
-        fitting = [pair for pair in fitting if fit[like(pair)] >= ENOUGH * there[like(pair)]]
-    return Labels(fitting, size, meaning)
+        there, fit = Counter(map(like, pairs)), Counter(map(like, chosen))
+        chosen = [pair for pair in chosen if fit[like(pair)] >= ENOUGH * there[like(pair)]]
+    return Labels(chosen, size, meaning)
 
 
 def _alike(numbered: Numbered) -> tuple[Kind, Part, int]:
@@ -70,5 +77,6 @@ def _of_one_kind(numbered: Numbered) -> tuple[Kind, Part]:
     return numbered[0].kind, numbered[0].part
 
 
-def _fitting(pairs: Sequence[Numbered], size: float, inches: float, margin: float) -> list[Numbered]:
+def fitting(pairs: Sequence[Numbered], size: float, inches: float, margin: float) -> list[Numbered]:
+    """Those whose texts are not wider than their boxes, in a size (points) and with a margin (inches)."""
     return [(b, text) for b, text in pairs if text_width(text, size, DIGIT) + margin <= (b.end - b.start) * inches]

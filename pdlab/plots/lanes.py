@@ -43,10 +43,10 @@ class Lanes:
         words = {word: kind for kind, word in reversed(theme.WORDS.items()) if kind in drawn}
         entries: list[Artist] = [_patch(kind, word) for word, kind in reversed(words.items())]
         if any(box.part is not WHOLE for box in self.boxes):
-            entries.append(_number(r"\frac{F}{B}", "a forward and a backward that overlap", size=14))
+            entries.append(example(r"\frac{F}{B}", "a forward and a backward that overlap", size=14))
         if self.labels.texts:
             text, meaning = self.labels.example
-            entries.append(_number(text, meaning))
+            entries.append(example(text, meaning))
         if self.paleness.meaning:
             entries.append(_patch(Kind.FORWARD, self.paleness.meaning, self.paleness.palest))
         return entries
@@ -92,6 +92,7 @@ def _patch(kind: Kind, word: str, paleness: float = 0.0) -> Artist:
     return Patch(label=word, facecolor=colour, edgecolor=theme.PAPER, hatch=hatch)
 
 
-def _number(text: str, meaning: str, size: float | None = None) -> Artist:
+def example(text: str, meaning: str, size: float | None = None) -> Artist:
+    """A legend entry that explains a text of the picture."""
     marker = f"$\\mathrm{{{text}}}$"
     return Line2D([], [], ls="none", marker=marker, ms=size or 5 + 4 * len(text), mew=0, color=theme.INK, label=meaning)

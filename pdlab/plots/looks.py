@@ -31,17 +31,19 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Where a box is drawn (horizontally in units of time, vertically in inches) and how pale (from 0 to 1)."""
+    """Where a box is drawn (horizontally in units of time, vertically in inches), and in which colour: `fill`, or else
+    that of its kind, so pale (from 0 to 1)."""
 
     box: Box
     row: Row
     paleness: float
     unit: Unit
     dim: bool = False
+    fill: str = ""
 
     @property
     def colour(self) -> str:
-        return theme.shade(self.box.kind, theme.DIM if self.dim else self.paleness)
+        return self.fill or theme.shade(self.box.kind, theme.DIM if self.dim else self.paleness)
 
     @property
     def hatch(self) -> str:
@@ -64,10 +66,11 @@ class Look:
         x, cut = at / self.unit.size, SEAM * (self.bottom - self.top)
         return [[(x, self.top), (x, self.top + cut)], [(x, self.bottom - cut), (x, self.bottom)]]
 
-    def number(self, text: str) -> Place:
-        """The number in the middle of the box, on a piece of paper where the box is hatched."""
-        x, y = (self.box.start + self.box.end) / 2 / self.unit.size, (self.top + self.bottom) / 2
-        hatched = bool(self.hatch)
+    def number(self, text: str, at: float = 0.5, on_paper: bool = False) -> Place:
+        """A text in the box, its middle `at` a share of the height, on a piece of paper where the box is hatched."""
+        x = (self.box.start + self.box.end) / 2 / self.unit.size
+        y = self.top + at * (self.bottom - self.top)
+        hatched = bool(self.hatch) or on_paper
         ink = theme.DIM_INK if self.dim else theme.INK if hatched else theme.ink_on(self.colour)
         return Place(text, x, y, ink, hatched)
 

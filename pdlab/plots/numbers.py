@@ -45,14 +45,14 @@ class Numbers(PathCollection):
 
 def write(axes: Axes, places: Sequence[Place], size: float) -> None:
     """Write all numbers in one size (points)."""
-    lifted: dict[int, list[Place]] = {}
+    lifted: dict[str, list[Place]] = {}
     texts: dict[str, list[Place]] = {}
     for place in places:
         texts.setdefault(place.text, []).append(place)
         if place.on_paper:
-            lifted.setdefault(len(place.text), []).append(place)
-    for length, alike in lifted.items():
-        paper = _around("0" * length, size)
+            lifted.setdefault(_as_wide(place.text), []).append(place)
+    for text, alike in lifted.items():
+        paper = _around(text, size)
         axes.add_collection(Numbers(axes, "", paper, alike, [theme.PAPER]), autolim=False)
     for text, alike in texts.items():
         inks = [place.ink for place in alike]
@@ -102,6 +102,11 @@ def _shape(text: str, size: float) -> Path:
     around, height = path.get_extents(), zero.get_extents()
     middle = Affine2D().translate(-(around.x0 + around.x1) / 2, -(height.y0 + height.y1) / 2)
     return Path(path.vertices, path.codes).transformed(middle)
+
+
+def _as_wide(text: str) -> str:
+    """What all numbers of as many digits share a piece of paper with."""
+    return "".join("0" if character.isdigit() else character for character in text)
 
 
 @lru_cache(maxsize=1024)

@@ -7,5 +7,7 @@ from pdlab.widgets.block import BlockScenario
 from pdlab.widgets.block_explorer import BlockExplorer
 from pdlab.widgets.scenario import Scenario
 from pdlab.widgets.schedule_explorer import ScheduleExplorer
+from pdlab.widgets.version_explorer import VersionExplorer
+from pdlab.widgets.version_scenario import VersionScenario
 
-__all__ = ["BlockExplorer", "BlockScenario", "Scenario", "ScheduleExplorer"]
+__all__ = ["BlockExplorer", "BlockScenario", "Scenario", "ScheduleExplorer", "VersionExplorer", "VersionScenario"]

@@ -20,7 +20,7 @@ class Explored(Protocol):
         ...
 
     def draw(self) -> tuple[Figure, str]:
-        """The predicted picture, and a line that sums it up."""
+        """The predicted picture, and a line or several that sum it up."""
         ...
 
     def python(self) -> str:

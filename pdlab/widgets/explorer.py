@@ -106,7 +106,7 @@ class Explorer(Generic[S]):
                 figure, summary = scenario.draw()
                 picture = png(figure)
             self.picture.value = picture
-            self.summary.value = escape(summary)
+            self.summary.value = escape(summary).replace("\n", "<br>")
             self.python.value = f'<pre style="line-height: 1.3">{escape(scenario.python())}</pre>'
             self.trouble.clear()
             for part in (self.picture, self.summary, self.python):

@@ -171,6 +171,39 @@ def test_the_explorer_of_a_block_on_the_page(
     assert not complaints
 
 
+VERSIONS = """
+from pdlab.widgets import VersionExplorer
+explorer = VersionExplorer(minibatches=8, steps=1)
+explorer
+"""
+
+
+@pytest.mark.timeout(200)
+def test_weight_versions_on_the_page(
+    lab: Lab, page: Page, complaints: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab.add("versions.ipynb", VERSIONS)
+    tour = Tour(page, lab.url("versions.ipynb"))
+    tour.run_all()
+    taken = tour.latencies_ms("F: forward", CHANGES)
+    with capsys.disabled():
+        print(f"\nslider to picture: median {median(taken):.0f} ms, worst {max(taken):.0f} ms of {len(taken)}")
+    tour.choose("variant", "pipedream_naive")
+    tour.says("INCONSISTENT", SOON_MS)
+    assert tour.is_greyed("microbatches/update") and not tour.is_greyed("ranks of stage 0")
+    tour.handle("ranks of stage 0").press("End")
+    tour.says("the first stage is on 8 of 4 ranks; give 1 to 4", SOON_MS)
+    expect(tour.picture).to_be_hidden()
+    tour.choose("variant", "pipedream_2bw")
+    expect(tour.picture).to_be_visible()
+    for name, size in SIZES.items():
+        page.set_viewport_size(size)
+        tour.shoot(f"versions-{name}", page.locator(".widget-dropdown").first)
+    run_for_real(tour)
+    tour.shoot("versions-measured", tour.run_button)
+    assert not complaints
+
+
 def explore_and_look(tour: Tour) -> None:
     top = tour.page.locator(".widget-dropdown").first
     tour.press("ranks p", "End")
