@@ -93,6 +93,9 @@ def retarget_write(ops: list[Op], i: int, j: int, names: list[str]) -> None:
     ops[i] = ops[i]._replace(writes=tuple(writes))
 
 
+SYNCHRONOUS = [name for name in NAMES if not name.startswith("pipedream") or name == "pipedream_flush"]
+"""Where steps come along the way, a mutant that meets another version is another program, and a legal one."""
+
 Mutation = Callable[[list[Op], int, int, list[str]], None]
 MUTATIONS: list[Mutation] = [
     *(drop, duplicate, swap, swap_with_next),
@@ -100,13 +103,13 @@ MUTATIONS: list[Mutation] = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_the_programs_to_mutate_are_right(name: str):
     assert error_of(name, base(name)) < 1e-9
 
 
 MUTANTS = {
-    "name": st.sampled_from(NAMES),
+    "name": st.sampled_from(SYNCHRONOUS),
     "mutations": st.lists(st.sampled_from(MUTATIONS), min_size=1, max_size=2),
     "again": st.booleans(),
     "place": st.data(),

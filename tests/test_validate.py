@@ -393,10 +393,21 @@ def test_a_microbatch_that_counts_twice():
 
 
 def test_a_step_for_one_microbatch_takes_that_one_only():
-    program = finished(lower_one_rank([F(0, 0), F(0, 1), B(0, 0), B(0, 1), STEP(0, 1)], microbatches=2))
+    ops = [F(0, 0), F(0, 1), B(0, 0), B(0, 1), STEP(0, 0), F(0, 2), B(0, 2), STEP(0, 2)]
+    program = finished(lower_one_rank(ops, microbatches=3))
     rejected(
-        program, "(0.0STEP1) takes gradient 'fc0.w.g0#1', which also holds microbatch 0; this step is for microbatch 1"
+        program, "(0.0STEP0) takes gradient 'fc0.w.g0#1', which also holds microbatch 1; this step is for microbatch 0"
     )
+
+
+def test_a_step_takes_the_mean_of_as_many_as_it_says():
+    """Of both microbatches since none was taken; with the divisor gone it would be a step on the second alone."""
+    program = finished(lower_one_rank([F(0, 0), F(0, 1), B(0, 0), B(0, 1), STEP(0, 1)], microbatches=2))
+    validate(program)
+    at = find(program, 0, "0.0STEP1")
+    step = program.ranks[0].ops[at]
+    alone = with_op(program, 0, at, step._replace(inputs=step.inputs[:2], consumes=step.consumes & {*step.inputs[:2]}))
+    rejected(alone, "(0.0STEP1) takes gradient 'fc0.w.g0#1', which also holds microbatch 0")
 
 
 def test_a_gradient_is_stepped_on_once():
