@@ -2,7 +2,6 @@
 
 from statistics import mean, median
 
-from pdlab import metrics
 from pdlab.compare import digits_batch
 from pdlab.costs import Uniform
 from pdlab.execute.settings import Settings
@@ -12,6 +11,7 @@ from pdlab.ledger import Ledger
 from pdlab.optimizers import Sgd
 from pdlab.program import Program
 from pdlab.simulate import simulate
+from pdlab.steady import steady_rounds
 from pdlab.strategies import STRATEGIES, Plan, Strategy, build
 from pdlab.trace import Trace
 from pdlab.trajectory import trajectory_error
@@ -23,7 +23,7 @@ MINIBATCHES, SIZE = 200, 4
 def pipedream() -> None:
     """All variants at p = 2 and 4: 200 minibatches once paced (times, stash), once as fast as they go (weights)."""
     print(f"pipedream: gloo ranks, {MINIBATCHES} minibatches of {SIZE}, paced for the times, float64 for the weights")
-    print(f"  p {'variant':<23} {'simulated':>9} {'paced':>9} {'error':>7} {'each p minibatches':>23} {'stash':>6}"
+    print(f"  p {'variant':<23} {'simulated':>9} {'paced':>9} {'error':>7} {'round by round':>23} {'stash':>6}"
           f" {'versions':>8} {'weights':>8}")  # fmt: skip
     errors = []
     for p in (2, 4):
@@ -43,8 +43,8 @@ def _one(strategy: Strategy, p: int, pool: Ranks) -> float:
     same = "equal" if predicted.peak_weights == paced.peak_weights else "DIFFER"
     versions = " ".join(map(str, Ledger.of(program).most_by_stage))
     print(
-        f"  {p} {strategy.name:<23} {1e3 * mean(metrics.steady_intervals(predicted)):>6.1f} ms "
-        f"{1e3 * mean(metrics.steady_intervals(paced)):>6.1f} ms {error:>+6.2f}% "
+        f"  {p} {strategy.name:<23} {1e3 * mean(steady_rounds(predicted)):>6.1f} ms "
+        f"{1e3 * mean(steady_rounds(paced)):>6.1f} ms {error:>+6.2f}% "
         f"{median(each):>7.2f}% to {max(each):>6.2f}% {same:>6} {versions:>8} {wrong:>8.1e}",
         flush=True,
     )
@@ -52,11 +52,10 @@ def _one(strategy: Strategy, p: int, pool: Ranks) -> float:
 
 
 def _steady_error(predicted: Trace, paced: Trace) -> tuple[float, list[float]]:
-    """Per cent: of the mean time for a minibatch; and of that of each p in a row, since the waits of p ranks for
-    messages take turns, and whose turn it is does not matter."""
-    ours, real, p = metrics.steady_intervals(predicted), metrics.steady_intervals(paced), predicted.program.mesh.size
-    windows = [(sum(ours[i : i + p]), sum(real[i : i + p])) for i in range(0, len(ours) - p + 1, p)]
-    return 100 * (mean(real) / mean(ours) - 1), [100 * abs(r / o - 1) for o, r in windows]
+    """Per cent: of the mean time for a minibatch, and of each round (as many minibatches as are under way at once;
+    which of them waits for a message is chance)."""
+    ours, real = steady_rounds(predicted), steady_rounds(paced)
+    return 100 * (mean(real) / mean(ours) - 1), [100 * abs(r / o - 1) for o, r in zip(ours, real, strict=True)]
 
 
 def _program(strategy: Strategy, p: int, itemsize: int) -> Program:

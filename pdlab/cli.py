@@ -195,7 +195,10 @@ def _add_plan(verb: argparse.ArgumentParser, files: str = "") -> None:
     ):
         verb.add_argument(f"--{name}", type=numbers, metavar=metavar, help=help_text)
     verb.add_argument(
-        "--accumulate", type=int, metavar="M", help="microbatches of an update, for pipedream_2bw (default: --pp)"
+        "--accumulate",
+        type=int,
+        metavar="M",
+        help="microbatches of an update, for pipedream_2bw (default: --pp) and pipedream_flush (default: all)",
     )
     verb.add_argument("--limit", type=float, metavar="M_B", help="most that a rank of zb_auto may hold (default: --pp)")
     verb.add_argument("--microbatches", type=int, help="microbatches of each data shard (default: 8)")

@@ -137,7 +137,7 @@ def _trained(given: Namespace, optimizer_bytes: int) -> Program:
     strategy = strategies.get(given.strategy)
     plan = replace(plan_of(given), batch=given.batch, optimizer_bytes=optimizer_bytes)
     plan = chosen(strategy, plan, given)
-    return strategies.build(strategy, plan, running.lab_model(given, plan, 4, plan.num_stages, strategy.name))
+    return strategies.build(strategy, plan, running.lab_model(given, plan, 4, plan.num_stages, strategy))
 
 
 def compare_strategies(given: Namespace) -> None:

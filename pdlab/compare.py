@@ -35,7 +35,8 @@ ModelOf = Callable[[Plan, int], Model]
 
 @dataclass(frozen=True)
 class Comparison:
-    """One program predicted and run."""
+    """One program predicted and run. `grad_max_rel_error` is the worst deviation of a gradient from plain PyTorch, or,
+    where a program steps along the way, of any version of a weight and of any loss from its rule."""
 
     predicted: Trace
     measured: Trace
@@ -136,7 +137,7 @@ def compare_strategy(
     """`compare` for a strategy by its name, on a model split as the plan says (None: the lab's for it)."""
     strategy = get(name)
     plan = strategy.chosen(plan)
-    make = model_of or (lambda plan, itemsize: suited(name)(plan, itemsize, None, 0.0))
+    make = model_of or (lambda plan, itemsize: suited(strategy)(plan, itemsize, None, 0.0))
     return compare(lambda itemsize: build(strategy, plan, make(plan, itemsize)), pool, costs=costs, steps=steps)
 
 

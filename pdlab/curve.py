@@ -29,12 +29,12 @@ class Curve:
     def diverged(self) -> int | None:
         """The minibatch from which on the loss (the mean of `WINDOW`) was never again better than guessing, if it had
         been or went far above; None for a training that learns, or has not begun to."""
-        means = _means(self.losses)
+        means = _means(self.losses)[WINDOW - 1 :]
         lost = len(means)
         while lost and not means[lost - 1] < AS_GOOD_AS_GUESSING:
             lost -= 1
         learned, exploded = lost > 0, any(not x < FAR_ABOVE for x in means[lost:])
-        return lost if len(means) - lost >= WINDOW and (learned or exploded) else None
+        return lost + WINDOW - 1 if len(means) - lost >= WINDOW and (learned or exploded) else None
 
     @property
     def final_loss(self) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pdlab import models
 from pdlab.models import Model
 from pdlab.models.split import Split
-from pdlab.strategies import Plan
+from pdlab.strategies import Plan, Strategy
 
 
 def lab_transformer(plan: Plan, itemsize: int, depth: int | None = None, dropout: float = 0.0) -> Model:
@@ -51,14 +51,9 @@ def lab_nominal(
     return models.nominal(stages, M_B * each, M_W * each, tp=tp, split=split, weight=each)
 
 
-ONLY_MLP = frozenset({"pipedream_naive"})
-"""What can only be held to a rule on an MLP: its backward meets other weights than its forward, and the reference has
-to multiply by hand."""
-
-
-def suited(strategy: str) -> Maker:
-    """What makes the model that a strategy is tried on."""
-    return lab_mlp if strategy in ONLY_MLP else lab_model
+def suited(strategy: Strategy | None) -> Maker:
+    """What makes the model that a strategy (None: a table) is tried on."""
+    return lab_mlp if strategy and strategy.by_hand else lab_model
 
 
 def has_form(model: str, plan: Plan) -> bool:

@@ -110,7 +110,7 @@ class Ledger:
     def _on_gradients(self) -> str:
         if not (wrong := self.inconsistent):
             return "consistent: every backward meets the weights of its forward"
-        e = next((e for e in wrong if e.minibatch == 5), wrong[0])
+        e = max(wrong, key=lambda e: e.backward - e.forward)
         return (
             f"INCONSISTENT: {len(wrong)} of {len(self.entries)} backwards meet other weights than their forward, so "
             f"what they find is no gradient (minibatch {e.minibatch} on stage {e.stage}: forward {name(e.forward)}, "

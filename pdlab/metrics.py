@@ -5,10 +5,8 @@ Times are in seconds (or in the costs' own unit), memory and traffic in bytes.
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 
 from pdlab.costs import wire_factor
-from pdlab.mesh import Axis
 from pdlab.ops import COMMUNICATION_KINDS, COMPUTE, PASS_KINDS, Kind, Op, Value
 from pdlab.program import Role, num_bytes
 from pdlab.trace import Trace
@@ -37,27 +35,6 @@ def bubble_fraction(trace: Trace) -> float:
 def largest_rank_span(trace: Trace) -> float:
     """The longest time from the start of a rank's first compute op to the end of its last one, in seconds."""
     return max((_span(trace, rank) for rank in _ranks(trace)), default=0.0)
-
-
-def minibatch_ends(trace: Trace) -> list[float]:
-    """When each minibatch was through: the end of the last op that names it, its step included."""
-    ends = [0.0] * trace.program.num_microbatches
-    for (_, op), end in zip(trace.rows(), trace.ends, strict=True):
-        if op.stream == COMPUTE and op.microbatch >= 0:
-            ends[op.microbatch] = max(ends[op.microbatch], end)
-    return ends
-
-
-def steady_intervals(trace: Trace) -> list[float]:
-    """Seconds from one minibatch being through to the next, in the order in which they are, without the first and the
-    last p: what a pipeline that never flushes takes for a minibatch. ValueError for a program of too few."""
-    ends, fill = sorted(minibatch_ends(trace)), trace.program.mesh.degree(Axis.PP)
-    if len(ends) < 2 * fill + 2:
-        raise ValueError(
-            f"{trace.program.name} has {len(ends)} minibatches on {fill} ranks and no steady state; give it at least "
-            f"{2 * fill + 2}"
-        )
-    return [end - before for before, end in pairwise(ends[fill:-fill])]
 
 
 def peak_bytes_per_rank(trace: Trace) -> list[int]:

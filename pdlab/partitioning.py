@@ -47,6 +47,7 @@ def add_arguments(verb: ArgumentParser) -> None:
         default=Sums.MESSAGES.value,
         help="how replicas sum gradients: by messages, as pdlab's programs do, or in a ring (default: messages)",
     )
+    verb.add_argument("--may-idle", action="store_true", help="take fewer ranks where that is no slower")
     verb.add_argument("--plot", type=Path, metavar="FILE", help="draw the partition (.png or .svg)")
     verb.set_defaults(command=partition)
 
@@ -61,7 +62,13 @@ def partition(given: Namespace) -> None:
     model = _model(given, ranks, len(times))
     rows = _usual_samples(given, ranks) if given.minibatch is None else given.minibatch
     layers, made = (layers_of(model, times, rows), "layer times given") if times else _measured(model, rows)
-    found = balanced(layers, ranks, By(given.by), links) if given.by else pipedream(layers, ranks, links)
+    if given.by and given.may_idle:
+        raise ValueError("--may-idle with --by, which gives each stage its rank; leave one of them out")
+    found = (
+        balanced(layers, ranks, By(given.by), links)
+        if given.by
+        else pipedream(layers, ranks, links, may_idle=given.may_idle)
+    )
     if not times:
         print(f"{made}\nlayers: --times {','.join(f'{layer.seconds:.3g}' for layer in layers)}")
     print(found)

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 
 from pdlab import bubbles, lab, models, plots, study
-from pdlab.compare import TEACHING_COSTS
-from pdlab.convergence import converge
 from pdlab.costs import Uniform
 from pdlab.plots import Figure
 from pdlab.simulate import simulate
@@ -44,7 +42,10 @@ def versions() -> Figure:
 
 
 def convergence() -> Figure:
-    """The digits, at a learning rate that only synchronous gradients survive."""
+    """The digits, at a learning rate that weight stashing, vertical sync and the naive form do not survive."""
+    from pdlab.compare import TEACHING_COSTS
+    from pdlab.convergence import converge
+
     curves = converge(p=4, lr=0.5)
     about = ["200 minibatches of 16 digits, learning rate 0.5, one start and one order; losses from local mode"]
     about.append(f"times simulated, {TEACHING_COSTS}")

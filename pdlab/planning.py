@@ -56,7 +56,7 @@ def times_of(costs: Uniform, units: dict[str, float] | None = None) -> Times:
 
 
 def plan_of(given: Namespace) -> Plan:
-    pp = given.pp or sum(given.replicas or (1,))
+    pp = sum(given.replicas or (1,)) if given.pp is None else given.pp
     microbatches = 8 if given.microbatches is None else given.microbatches
     degrees = {"pp": pp, "dp": given.dp, "tp": given.tp, "virtual": given.virtual}
     stages = {name: getattr(given, name) for name in STAGES}

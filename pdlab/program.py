@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pdlab.mesh import DATA_AXES, LOCAL, PARTIAL, REPLICATED, Layout, Mesh
 from pdlab.models.model import Model
 from pdlab.models.spec import Group, Tensor
-from pdlab.ops import Kind, Op, Value
+from pdlab.ops import BACKWARD_KINDS, Kind, Op, Value
 
 
 class Role(Enum):
@@ -77,6 +77,19 @@ class RankProgram:
     types: dict[Value, Type] = field(default_factory=dict)
     live_in: frozenset[Value] = frozenset()
     live_out: frozenset[Value] = frozenset()
+
+    @property
+    def steps_in_flight(self) -> bool:
+        """Whether it ever steps with a microbatch between its forward and its backward."""
+        begun: set[tuple[int, int]] = set()
+        for op in self.ops:
+            if op.kind is Kind.FORWARD:
+                begun.add((op.stage, op.microbatch))
+            elif op.kind in BACKWARD_KINDS:
+                begun.discard((op.stage, op.microbatch))
+            elif op.kind is Kind.STEP and begun:
+                return True
+        return False
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,12 @@ from pdlab.files import make_folder
 from pdlab.importing import search_also
 from pdlab.launch import Ranks, Watch
 from pdlab.models import Model
-from pdlab.planning import program_of_arguments, times_of
+from pdlab.planning import file_of, program_of_arguments, times_of
+from pdlab.print_table import table_text
 from pdlab.program import Program
 from pdlab.stock import torchgpipe
 from pdlab.stock.torchgpipe import Stock
-from pdlab.strategies import Plan, Strategy, build
+from pdlab.strategies import Plan, Strategy, build, get
 from pdlab.trace import Mode
 from pdlab.train import train
 from pdlab.validate import validate
@@ -30,14 +31,17 @@ SAMPLES = 2
 """Samples of each microbatch and rank, where the user does not say."""
 
 
-def lab_model(given: Namespace, plan: Plan, itemsize: int, stages: int, name: str | None = None) -> Model:
-    """The model that `--model` and `--depth` name, for the strategy of a name; without a depth, deep enough for the
-    stages."""
-    depth = given.depth if given.depth is not None else usual_depth(given, plan, stages)
-    if name in lab.ONLY_MLP and given.model not in (None, "mlp"):
-        raise ValueError(f"{name} with --model {given.model}; its rule is known for the mlp alone, so leave it out")
+def lab_model(given: Namespace, plan: Plan, itemsize: int, stages: int, strategy: Strategy | None = None) -> Model:
+    """The model that `--model` and `--depth` name, for a strategy (None: for a table); without a depth, deep enough for
+    the stages."""
+    own_layers = given.model is not None and ":" in given.model
+    depth = given.depth if given.depth is not None or own_layers else usual_depth(given, plan, stages)
+    if strategy and strategy.by_hand and given.model not in (None, "mlp"):
+        raise ValueError(
+            f"{strategy.name} with --model {given.model}; its rule is known for the mlp alone, so leave it out"
+        )
     if given.model is None:
-        return lab.suited(name or "")(plan, itemsize, depth, given.dropout)
+        return lab.suited(strategy)(plan, itemsize, depth, given.dropout)
     if ":" in given.model:
         if plan.tp > 1:
             raise ValueError(f"--tp {plan.tp} with --model {given.model}: modules of your own cannot be split")
@@ -53,15 +57,23 @@ def lab_model(given: Namespace, plan: Plan, itemsize: int, stages: int, name: st
 
 
 def usual_depth(given: Namespace, plan: Plan, stages: int) -> int:
-    """Deep enough for the stages; as deep as `--layers` says, which are that many."""
-    return lab.depth_for(plan.num_layers) if plan.num_layers else max(given.usual_depth, lab.depth_for(stages))
+    """Deep enough for the stages; where `--layers` says how many there are, as deep as that."""
+    if plan.num_layers is None:
+        return max(given.usual_depth, lab.depth_for(stages))
+    if plan.num_layers < 4 or plan.num_layers % 2:
+        raise ValueError(
+            f"--layers for {plan.num_layers} layers; the lab's models have 2 depth + 2, so let them add up to an even "
+            "number of at least 4"
+        )
+    return lab.depth_for(plan.num_layers)
 
 
 def program_to_run(given: Namespace, itemsize: int) -> Program:
     """The program that `pdlab run` names, a strategy's or a table's, on a model of the lab."""
+    named = None if file_of(given) else get(given.strategy)
 
     def model_of(plan: Plan, stages: int | None) -> Model:
-        return lab_model(given, plan, itemsize, stages or 1, given.strategy)
+        return lab_model(given, plan, itemsize, stages or 1, named)
 
     def batch(plan: Plan) -> int:
         return default_batch(given.batch, plan.mesh.size, plan.microbatches)
@@ -158,7 +170,8 @@ def _say_other_models(made: dict[str, ProgramOf]) -> None:
     """Without `--model`, what a transformer has no form of, or no rule for, runs on another model."""
     others = [name for name, program_of in made.items() if program_of(4).model.recipe[0] == "mlp"]
     if others and len(others) < len(made):
-        print(f"{', '.join(others)}: on the mlp, since a transformer has no form or no rule for that", flush=True)
+        why = "since the transformer cannot be split so, or has no reference"
+        print(f"{', '.join(others)}: on the mlp, {why}", flush=True)
 
 
 def _has_stock(strategy: Strategy, given: Namespace, stages: int) -> bool:
@@ -214,7 +227,7 @@ def _plan(strategy: Strategy, given: Namespace) -> Plan:
 def _program_of(strategy: Strategy, given: Namespace, stages: int) -> ProgramOf:
     """On the model that all strategies of the comparison share, deep enough for the most stages."""
     placed = _plan(strategy, given)
-    return lambda itemsize: build(strategy, placed, lab_model(given, placed, itemsize, stages, strategy.name))
+    return lambda itemsize: build(strategy, placed, lab_model(given, placed, itemsize, stages, strategy))
 
 
 def _check_steps(steps: int) -> None:
@@ -257,36 +270,3 @@ def _bar(what: str) -> Iterator[Watch]:
     form = "{desc} {percentage:3.0f} %|{bar}| {elapsed}"
     with tqdm(total=1.0, desc=what, bar_format=form, leave=False, disable=None) as bar:
         yield lambda share: (bar.update(share - bar.n), None)[1]
-
-
-HEADINGS = (
-    *("strategy", "predicted ms", "measured ms", "error %", "bubble", "measured"),
-    *("MB moved", "peak MB", "gradient error"),
-)
-
-
-def table_text(rows: Sequence[dict[str, object]]) -> str:
-    """The comparison as a table for the screen."""
-    lines = [HEADINGS, *(_cells(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
-    return "\n".join(
-        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
-        for line in lines
-    )
-
-
-def _cells(row: dict[str, object]) -> tuple[str, ...]:
-    def number(key: str, form: str, scale: float = 1.0) -> str:
-        return "-" if row[key] is None else format(float(str(row[key])) * scale, form)
-
-    return (
-        str(row["strategy"]),
-        number("simulated_s", ".1f", 1e3),
-        number("measured_s", ".1f", 1e3),
-        number("error_pct", "+.1f"),
-        number("bubble_simulated", ".0%"),
-        number("bubble_measured", ".0%"),
-        number("bytes_measured", ".3f", 1e-6),
-        number("peak_bytes_measured", ".3f", 1e-6),
-        number("grad_max_rel_error", ".1e"),
-    )

@@ -4,25 +4,37 @@ Its makespan says little, since a program of a few minibatches is mostly the way
 """
 
 from collections import Counter
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from math import lcm
+from statistics import mean
 
-from pdlab.metrics import minibatch_ends
-from pdlab.ops import BACKWARD_KINDS, Kind, Op
+from pdlab.ops import BACKWARD_KINDS, COMPUTE, Kind, Op
 from pdlab.program import Program
 from pdlab.trace import Trace
 
 
 def seconds_per_minibatch(trace: Trace) -> float | None:
-    """Between the ends of two minibatches that are one or several rounds apart, when each replica of a stage has ended
-    one and before the pipeline drains. After a round everything happens again, so this is exact, where the mean of
-    `metrics.steady_intervals` is near. None where the program is too short for a round.
-    """
-    program, ends = trace.program, minibatch_ends(trace)
+    """The mean over the rounds of the steady state. None where the program is too short for a round."""
+    rounds = steady_rounds(trace)
+    return mean(rounds) if rounds else None
+
+
+def steady_rounds(trace: Trace) -> list[float]:
+    """Seconds per minibatch of each round, from when each replica of a stage has ended one until the pipeline drains.
+    After a round everything happens again, so in a simulation all rounds take as long."""
+    program, ends = trace.program, _ends(trace)
     first, of_round = _replicas(program) - 1, _round(program)
     last = min((_first_of_the_drain(rank.ops) for rank in program.ranks), default=0)
-    num = (last - first) // of_round * of_round
-    return (ends[first + num] - ends[first]) / num if num > 0 else None
+    return [(ends[end] - ends[begin]) / of_round for begin, end in pairwise(range(first, last + 1, of_round))]
+
+
+def _ends(trace: Trace) -> list[float]:
+    """When each minibatch was through: the end of the last op that names it, its step included."""
+    ends = [0.0] * trace.program.num_microbatches
+    for (_, op), end in zip(trace.rows(), trace.ends, strict=True):
+        if op.stream == COMPUTE and op.microbatch >= 0:
+            ends[op.microbatch] = max(ends[op.microbatch], end)
+    return ends
 
 
 def _replicas(program: Program) -> int:
@@ -39,7 +51,7 @@ def _round(program: Program) -> int:
     """After how many minibatches everything happens again: an update on every stage, and, where several minibatches are
     under way during an update, so many. (Where messages take time they wait for each other.)"""
     updates = lcm(*(_update(rank.ops, program.num_microbatches) for rank in program.ranks))
-    if not any(_steps_in_between(rank.ops) for rank in program.ranks):
+    if not any(rank.steps_in_flight for rank in program.ranks):
         return updates
     ahead: dict[int, set[int]] = {}
     for rank in program.ranks:
@@ -53,19 +65,6 @@ def _update(ops: tuple[Op, ...], num_minibatches: int) -> int:
     """How many minibatches an update of a rank's weights takes."""
     steps = sorted({op.microbatch for op in ops if op.kind is Kind.STEP})
     return steps[1] - steps[0] if len(steps) > 1 else num_minibatches
-
-
-def _steps_in_between(ops: tuple[Op, ...]) -> bool:
-    """Whether a rank steps while a minibatch is between its forward and its backward."""
-    begun: set[int] = set()
-    for op in ops:
-        if op.kind is Kind.FORWARD:
-            begun.add(op.microbatch)
-        elif op.kind in BACKWARD_KINDS:
-            begun.discard(op.microbatch)
-        elif op.kind is Kind.STEP and begun:
-            return True
-    return False
 
 
 def _first_of_the_drain(ops: tuple[Op, ...]) -> int:

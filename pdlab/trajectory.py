@@ -7,23 +7,27 @@ a trajectory: which weights there are after which minibatch.
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pdlab import reference
 from pdlab.batch import Batch, labelled_rows, rows
 from pdlab.execute.result import Result
 from pdlab.execute.settings import Settings
+from pdlab.ledger import Ledger
 from pdlab.mesh import Axis
 from pdlab.models.spec import Feed
 from pdlab.ops import Kind
 from pdlab.optimizers import Sgd
 from pdlab.program import Program
-from pdlab.reference import Trajectory
+from pdlab.reference import StageRule, Trajectory
 from pdlab.state import FLOAT, assemble, initial_parameters, microbatch_of
 
 
 def expected(program: Program, batch: Batch, settings: Settings) -> Trajectory:
-    """What the rule of the program's name gives. ValueError for a program or an optimizer that no rule is for."""
+    """What the rule of the program's name gives. An order that somebody typed has no rule but itself: there the
+    versions that each minibatch meets are read off the program. ValueError for an optimizer or steps that no rule is
+    for."""
     if not isinstance(settings.optimizer, Sgd):
         raise ValueError(f"the rules of PipeDream are for Sgd and the run steps with {settings.optimizer}; give it Sgd")
     model, dtype = program.model, FLOAT[program.model.itemsize]
@@ -35,8 +39,11 @@ def expected(program: Program, batch: Batch, settings: Settings) -> Trajectory:
         picked = [j for shard in range(len(program.rows)) for j in range(len(batch))[rows(program, shard, i)]]
         minibatches.append(tuple(None if part is None else part[picked] for part in parts))
     name = program.name.partition(",")[0]
+    given = model, initial_parameters(model, settings.seed, dtype), minibatches, settings.optimizer.lr
+    if name not in reference.RULES:
+        return reference.trajectory_of(_stages(program), *given, _layers(program))
     return reference.pipedream_trajectory(
-        *(name, model, initial_parameters(model, settings.seed, dtype), minibatches, settings.optimizer.lr),
+        *(name, *given),
         layers=_layers(program),
         replicas=_replicas(program),
         accumulate=_accumulate(program) if name in reference.GROUPED else None,
@@ -50,8 +57,9 @@ def trajectory_error(programs: Sequence[Program], result: Result, batch: Batch, 
     found = versions(programs, result)
     if {n: set(made) for n, made in found.items()} != {n: set(made) - {-1} for n, made in wanted.versions.items()}:
         return float("inf")
-    pairs = zip(losses(programs[-1], result, batch), wanted.losses, strict=True)
-    worst = max(abs(ours - theirs) / abs(theirs) for ours, theirs in pairs)
+    lost = {"losses": torch.tensor(losses(programs[-1], result, batch), dtype=torch.float64)}
+    by_rule = {"losses": torch.tensor(wanted.losses, dtype=torch.float64)}
+    worst = max(reference.relative_errors(lost, by_rule).values())
     for minibatch in sorted({minibatch for made in found.values() for minibatch in made}):
         ours = {name: made[minibatch] for name, made in found.items() if minibatch in made}
         theirs = {name: wanted.versions[name][minibatch] for name in ours}
@@ -84,6 +92,22 @@ def losses(program: Program, result: Result, batch: Batch) -> list[float]:
     for (_, value), loss in sums.items():
         by_minibatch[microbatch_of(value)] += loss
     return [loss / labelled_rows(program, batch, i) for i, loss in enumerate(by_minibatch)]
+
+
+def _stages(program: Program) -> list[StageRule]:
+    """Which versions each stage of the program meets, as a rule for the reference."""
+    ledger, stages = Ledger.of(program), []
+    for stage in range(len(program.stages)):
+        entries = [entry for entry in ledger.entries if entry.stage == stage]
+        updates = sorted({entry.update for entry in entries if entry.update is not None})
+        every, last = updates[0] + 1, program.num_microbatches - 1
+        if updates != sorted({*range(every - 1, last, every), last}):
+            raise ValueError(
+                f"{program.name}: stage {stage} steps after microbatches {', '.join(map(str, updates))}; there is a "
+                "rule to hold it to where each step takes as many as the first"
+            )
+        stages.append(StageRule(every, tuple(e.forward for e in entries), tuple(e.backward for e in entries)))
+    return stages
 
 
 def _layers(program: Program) -> tuple[int, ...]:

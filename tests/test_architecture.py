@@ -25,7 +25,7 @@ LAYERS = (
     "trace",
     "simulate metrics chrome theme",
     "critical export calibrate study bubbles published partition ledger curve steady",
-    "plots report",
+    "plots report print_table",
     "data noise batch importing tape layers modules segments optimizers state own execute reference",
     "wire crew pool replies duties launch cluster worker",
     "history checkpoint",

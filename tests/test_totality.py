@@ -7,7 +7,7 @@ from cases import finished, kill_test, strategy
 
 from pdlab.costs import Analytic, Uniform
 from pdlab.execute.local import run_local
-from pdlab.ops import Kind, Op
+from pdlab.ops import F, Kind, Lane, Op, Stream, consuming, message, stamped
 from pdlab.program import Program
 from pdlab.simulate import simulate
 from pdlab.strategies import Plan
@@ -45,3 +45,13 @@ def test_both_cost_models_price_every_op(name: str) -> None:
         for costs in (Uniform(comm=0.1, step=0.1), Analytic(1e9, 1e9, 1e-5)):
             found = simulate(program, costs, trace.facts)
             assert found.makespan > 0 and all(end >= start for start, end in zip(found.starts, found.ends, strict=True))
+
+
+def test_ops_made_the_short_way_are_ops() -> None:
+    """`tuple.__new__` knows no defaults: a field more, and these would be short."""
+    op = F(1, 2)._replace(segment=3, inputs=("x",), writes=("y",), version=4, pair=5)
+    assert consuming(op, frozenset({"x"})) == op._replace(consumes=frozenset({"x"}))
+    assert stamped(op, 7, ("a",), ("b",), 6) == op._replace(microbatch=7, inputs=("a",), writes=("b",), pair=6)
+    to = Stream(Lane.TO, peer=3)
+    assert message(Kind.SEND, "v", 3, to) == Op(Kind.SEND, inputs=("v",), peer=3, stream=to)
+    assert message(Kind.RECV, "v", 3, to) == Op(Kind.RECV, writes=("v",), peer=3, stream=to)

@@ -43,7 +43,7 @@ class Told:
 def following(store: Store, batch: Batch, settings: Settings) -> Store:
     """The rank of a store after one step, as it is before the next."""
     program, rank = store.program, store.rank
-    after = Store(program, rank, store.optimizer, counted=store.counted, steps=store.steps, running=store.running)
+    after = Store(program, rank, store.optimizer, counted=store.counted, steps=store.steps)
     for value, t in (newest(store) | batch_values(program, rank, batch, settings.loss_scale)).items():
         after.put(value, t)
     return after

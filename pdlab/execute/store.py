@@ -217,11 +217,8 @@ class Store:
         """Inputs are the weights, their gradient, and by role the optimizer state and what divides the gradient."""
         types = self.program.ranks[self.rank].types
         weight, gradient = self.tensor(op.inputs[0]), self.tensor(op.inputs[1])
-        by_role = {types[v].role: self.tensor(v) for v in op.inputs[2:]}
-        state, scales = (
-            by_role.get(Role.OPTIMIZER),
-            [self.tensor(v) for v in op.inputs[2:] if types[v].role is Role.SCALE],
-        )
+        state = next((self.tensor(v) for v in op.inputs[2:] if types[v].role is Role.OPTIMIZER), None)
+        scales = [self.tensor(v) for v in op.inputs[2:] if types[v].role is Role.SCALE]
         if op.inputs[0] not in op.consumes:
             weight, state = weight.clone(), None if state is None else state.clone()
         for scale in scales:

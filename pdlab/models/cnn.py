@@ -4,9 +4,9 @@ BatchNorm normalises with the statistics of the rows it sees, so a network cut i
 data-parallel ranks is a different function from the same network on the whole batch. Where the whole batch is one
 microbatch on one rank, gradients equal the reference.
 
-Its running statistics are for use after the training. They are no weights: no gradient, no version, nothing to stash.
-Each rank has its own, and every forward adds its minibatch once, in the order in which they come; a backward, with
-whatever weights, and a forward that is run again leave them alone.
+Its running statistics come with the result of a run (`Result.running`; a training does not keep them). They are no
+weights: no gradient, no version, nothing to stash. Each rank has its own, and every forward adds its minibatch once, in
+the order in which they come; a backward, with whatever weights, and a forward that is run again leave them alone.
 """
 
 from pdlab.models.digits import CLASSES, TARGET, loss_tensor

@@ -78,17 +78,28 @@ def _shared(holders: dict[int, _Holder]) -> dict[str, dict[int, list[Op]]]:
 
 
 def _check_steps(program: Program, group: str, steps: dict[int, list[Op]]) -> None:
-    """Copies on different stages (tied weights) would have to meet after every microbatch, which undoes the pipeline;
-    replicas of one stage take the same steps."""
-    known, expected = next((r, found) for r, found in steps.items() if len(found) == max(map(len, steps.values())))
+    """Copies take the same steps. Where they are of different stages (tied weights), minibatches in flight between two
+    steps would meet other versions at one end than at the other."""
+    known, expected = next(iter(steps.items()))
     for r, found in steps.items():
-        same = [(op.stage, op.microbatch) for op in found] == [(op.stage, op.microbatch) for op in expected]
-        if not same and len(expected) > 1:
+        if [op.microbatch for op in found] != [op.microbatch for op in expected]:
             raise ValueError(
-                f"{program.name}: ranks {known} and {r} hold {group}, which rank {known} steps {len(expected)} times "
-                f"and rank {r} not at the same places; copies are kept equal by the same steps of one stage, so give "
-                "the weights one stage, or take a schedule that flushes"
+                f"{program.name}: ranks {known} and {r} hold {group} and step after {_after(expected)} and after "
+                f"{_after(found)}; copies are kept equal by the same steps, so let both step after the same ones"
             )
+        if found[0].stage != expected[0].stage and any(program.ranks[x].steps_in_flight for x in (known, r)):
+            raise ValueError(
+                f"{program.name}: {group} is on stage {expected[0].stage} of rank {known} and on stage "
+                f"{found[0].stage} of rank {r}, which step while microbatches are in flight; give the weights one "
+                "stage, or take a schedule that flushes"
+            )
+
+
+def _after(steps: list[Op]) -> str:
+    """Which microbatches a rank steps after, in words."""
+    if steps[0].microbatch < 0:
+        return "all microbatches"
+    return f"microbatches {', '.join(str(op.microbatch) for op in steps[:6])}{', ...' * (len(steps) > 6)}"
 
 
 def _share(group: str, turn: int, steps: list[tuple[_Holder, Op]]) -> None:

@@ -18,6 +18,7 @@ from pdlab.reference.pipedream import (
     pipedream_naive,
     pipedream_trajectory,
     pipedream_vertical_sync,
+    trajectory_of,
 )
 from pdlab.reference.training import Parameters, gradients, logits, relative_errors, sgd
 
@@ -42,4 +43,5 @@ __all__ = [
     "pipedream_vertical_sync",
     "relative_errors",
     "sgd",
+    "trajectory_of",
 ]

@@ -54,7 +54,8 @@ class Strategy:
     splits layers, if that is what it is about. A rank holds `virtual` stages, or as many as one likes (`any_virtual`)
     with that as the default. Only a `limited` one looks at the plan's limit, only a `replicated` one at its replicas,
     and one that `accumulates` at how many microbatches an update has. Where `stale`, gradients are not those of the
-    whole batch: it updates along the way, with what is in flight unaware of it."""
+    whole batch: it updates along the way, with what is in flight unaware of it. `by_hand`: its reference has to
+    multiply by hand, which it can for an MLP, since a backward meets other weights than its forward."""
 
     name: str
     summary: str
@@ -69,6 +70,7 @@ class Strategy:
     stale: bool = False
     replicated: bool = False
     accumulates: bool = False
+    by_hand: bool = False
 
     def on(self, ranks: int, plan: Plan) -> Plan:
         """The plan with `ranks` ranks on the strategy's own axis."""
@@ -174,7 +176,7 @@ STRATEGIES = (
     Strategy("dualpipe_v", "pipeline; DualPipe folded: two stages on each rank, every weight once", Axis.PP,
              _each_rank(dualpipe_v), virtual=2),
     Strategy("pipedream_naive", "pipeline without flush; a backward meets the newest weights, so no gradient at all",
-             Axis.PP, _replicas(pipedream_naive), stale=True, replicated=True),
+             Axis.PP, _replicas(pipedream_naive), stale=True, replicated=True, by_hand=True),
     Strategy("pipedream", "pipeline without flush; a backward meets the weights of its forward (weight stashing)",
              Axis.PP, _replicas(pipedream), stale=True, replicated=True),
     Strategy("pipedream_vertical_sync", "pipeline without flush; a minibatch meets one version on all stages", Axis.PP,

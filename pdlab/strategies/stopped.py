@@ -21,14 +21,12 @@ def stopped(strategy: Strategy, plan: Plan, model: Model, after: int) -> tuple[P
     drain. The batch is that of the minibatches that had gone in. ValueError where no step is taken on `after`."""
     plan = strategy.chosen(plan)
     schedule = strategy.schedule(plan)
-    steps = [{op.microbatch for op in ops if op.kind is Kind.STEP} for ops in schedule]
-    if not all(after in of_rank for of_rank in steps):
-        known = sorted(set.intersection(*steps) - {-1})
+    known = sorted(set.intersection(*({op.microbatch for op in ops if op.kind is Kind.STEP} for ops in schedule)))
+    if known == [-1]:
+        raise ValueError(f"{strategy.name} steps once, at its end; there is nothing to stop")
+    if after not in known:
         on = ", ".join(map(str, known[:8])) + (", ..." if len(known) > 8 else "")
-        raise ValueError(
-            f"{strategy.name} takes no step on minibatch {after} on every stage; stop after "
-            f"{'one of ' + on if known else 'all of it: it flushes once'}"
-        )
+        raise ValueError(f"{strategy.name} takes no step on minibatch {after!r} on every stage; stop after one of {on}")
     entered = _entered(schedule, after)
     shorter = replace(plan, microbatches=entered, batch=sum(sum(rows[:entered]) for rows in plan.rows))
     whole = lower_unconnected(strategy.name, strategy.schedule(shorter), shorter, model, strategy.passes)

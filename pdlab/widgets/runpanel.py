@@ -117,5 +117,6 @@ class RunPanel(ipywidgets.VBox):
         title = f"{name(found.predicted.program)}, {note}"
         self.picture.value = png(plots.compare(found.predicted, found.measured, title=title))
         self.picture.layout.display = ""
-        time, gradients = f"time error {found.error_pct:+.1f} %", f"gradient error {found.grad_max_rel_error:.1e}"
-        self.status.value = f"{time}, {gradients} against plain PyTorch; {note}"
+        what = "weights" if found.predicted.program.steps_each_microbatch else "gradient"
+        time, exact = f"time error {found.error_pct:+.1f} %", f"{what} error {found.grad_max_rel_error:.1e}"
+        self.status.value = f"{time}, {exact} against plain PyTorch; {note}"

@@ -15,6 +15,7 @@ from pdlab.reference.pipedream.variants import (
     pipedream_naive,
     pipedream_trajectory,
     pipedream_vertical_sync,
+    trajectory_of,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "pipedream_naive",
     "pipedream_trajectory",
     "pipedream_vertical_sync",
+    "trajectory_of",
 ]

@@ -27,7 +27,8 @@ def backprop(
     for layer in layers:
         entered.append(y.relu() if entered else x)
         y = entered[-1] @ ahead[f"{layer}.weight"].T + ahead[f"{layer}.bias"]
-    dy = (y.softmax(dim=1) - functional.one_hot(target, CLASSES)) / len(target)
+    counted = (target >= 0)[:, None]
+    dy = counted * (y.softmax(dim=1) - functional.one_hot(target.clamp(min=0), CLASSES)) / counted.sum()
     grads: Parameters = {}
     for layer, h in zip(reversed(layers), reversed(entered), strict=True):
         grads |= {f"{layer}.weight": dy.T @ h, f"{layer}.bias": dy.sum(dim=0)}

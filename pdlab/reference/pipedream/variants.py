@@ -114,6 +114,15 @@ def pipedream_trajectory(
     raise ValueError(f"{name!r} is no variant of PipeDream; choose among {', '.join(RULES)}")
 
 
+def trajectory_of(
+    stages: Sequence[StageRule], model: Model, parameters: Parameters, batches: Batches, lr: float, layers: Counts
+) -> Trajectory:
+    """Whatever versions the stages meet, as long as each backward meets its forward's; ValueError otherwise."""
+    if any(stage.forward != stage.backward for stage in stages):
+        raise ValueError("a backward meets other weights than its forward; only pipedream_naive has a rule for that")
+    return _train(stages, model, parameters, lr, layers, _true_gradient(model, batches))
+
+
 def _true_gradient(model: Model, batches: Batches) -> Gradient:
     """For rules whose backward meets what its forward met: versions may be mixed, but it is one set of weights."""
 
