@@ -214,7 +214,7 @@ def numbers(text: str) -> tuple[int, ...]:
     """`3:1` as the numbers of each stage."""
     parts = text.split(":")
     if not all(part.isdecimal() and part.isascii() and 1 <= int(part) <= MOST_RANKS for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r}; give a whole number of at least 1 for each stage, as in 3:1")
+        raise argparse.ArgumentTypeError(f"{text!r}; give a number from 1 to {MOST_RANKS} for each stage, as in 3:1")
     return tuple(map(int, parts))
 
 

@@ -27,6 +27,9 @@ from pdlab.trajectory import losses
 
 VARIANTS = ("pipedream_flush", "pipedream_2bw", "pipedream", "pipedream_vertical_sync", "pipedream_naive")
 
+LARGEST_LR = 1e6
+"""Everything diverges long before."""
+
 
 def converge(
     variants: Sequence[str] = VARIANTS,
@@ -43,6 +46,15 @@ def converge(
     """Train every variant on `p` stages of the lab's MLP, `size` digits to a minibatch. Those that step on several
     microbatches take p of them. `pool` None trains in this process; ranks are paced by `costs`. `told` is called with
     each name before it starts. ValueError for a name that is no variant."""
+    for what, number in (("p", p), ("minibatches", minibatches), ("size", size)):
+        if type(number) is not int or number < 1:
+            raise ValueError(f"{what} is {number!r}; give a whole number of at least 1")
+    if type(seed) is not int or seed < 0:
+        raise ValueError(f"seed is {seed!r}; give a whole number of at least 0")
+    if not (isinstance(lr, int | float) and 0 < lr <= LARGEST_LR):
+        raise ValueError(f"lr is {lr!r}; give a number above 0 and at most {LARGEST_LR:g}")
+    if isinstance(variants, str):
+        raise ValueError(f"variants is {variants!r}; give a list of names")
     batch = stream_of_digits(minibatches, size, seed)
     curves = []
     for name in variants:

@@ -9,6 +9,7 @@ steps instead: `fc0.w@2` has seen two.)
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pdlab.ops import BACKWARD_KINDS, Kind, Op, Value
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 START = -1
 """The version before the first update."""
+
+LEGEND = (
+    "w4: weights whose last update was with minibatch 4, and start: those before any; alive: what the rank holds when "
+    "the backward begins; update: what the step with this minibatch makes"
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,9 @@ class Ledger:
 
     @classmethod
     def of(cls, *programs: Program) -> "Ledger":
-        """Of a program, or of several that go on from each other; ValueError where they begin in the middle."""
+        """Of a program, or of several that go on from each other; ValueError where they do not, or begin in the
+        middle."""
+        _check_chain(programs)
         entries: list[Entry] = []
         most: dict[tuple[int, int], int] = {}
         for rank in range(programs[0].mesh.size):
@@ -101,7 +109,7 @@ class Ledger:
 
     def text(self) -> str:
         """The table and the verdicts."""
-        return "\n".join((self.frame().to_string(index=False), "", *self.verdicts()))
+        return "\n".join((self.frame().to_string(index=False), "", LEGEND, *self.verdicts()))
 
     def verdicts(self) -> list[str]:
         """In sentences: is what the backwards find a gradient, did a minibatch meet one model, what is stashed."""
@@ -120,10 +128,10 @@ class Ledger:
     def _on_one_model(self) -> str:
         if not (torn := self.torn):
             return "one model: every minibatch meets one version on all stages"
-        met = {e.stage: name(e.forward) for e in self.entries if e.minibatch == torn[-1]}
+        met = [f"stage {e.stage} {name(e.forward)}" for e in self.entries if e.minibatch == torn[-1]]
         return (
-            f"a model in pieces: {len(torn)} minibatches meet different versions on different stages (minibatch "
-            f"{torn[-1]}: {', '.join(f'stage {stage} {version}' for stage, version in met.items())})"
+            f"a model in pieces: {len(torn)} of {len({e.minibatch for e in self.entries})} minibatches meet different "
+            f"versions on different stages (minibatch {torn[-1]}: {', '.join(met)})"
         )
 
     def _on_the_stash(self) -> str:
@@ -137,6 +145,15 @@ def name(version: int | None) -> str:
 
 def names(versions: Iterable[int]) -> str:
     return " ".join(map(name, versions))
+
+
+def _check_chain(programs: Sequence[Program]) -> None:
+    if not programs:
+        raise ValueError("a ledger of no programs; give at least one")
+    for before, after in pairwise(programs):
+        ranks = zip(before.ranks, after.ranks, strict=False)
+        if before.mesh != after.mesh or any(second.live_in - first.live_out for first, second in ranks):
+            raise ValueError(f"{after.name} does not go on from {before.name}; give the parts of one stream")
 
 
 class _Reader:
@@ -176,9 +193,9 @@ class _Reader:
         for op in self.ops:
             key = op.stage, op.microbatch
             if op.kind is Kind.FORWARD:
-                forwards.setdefault(key, op.version)
+                forwards.setdefault(key, self._met(op))
             elif op.kind in BACKWARD_KINDS and key not in self.entries:
-                self.entries[key] = self._entry(op, forwards.get(key, op.version))
+                self.entries[key] = self._entry(op, forwards.get(key, self._met(op)))
             for value in op.consumes:
                 self._leave(value)
             for value in op.writes:
@@ -186,12 +203,19 @@ class _Reader:
             if op.kind is Kind.STEP or op.kind is Kind.FORWARD:
                 self._count_alive()
 
+    def _met(self, op: Op) -> int:
+        """The version that an op reads, whatever it is said to meet; what has no weights is believed."""
+        read = [_count(value) for value in op.inputs if self.types[value].role is Role.WEIGHT]
+        return read[0] if read else max(0, op.version)
+
     def _entry(self, op: Op, forward: int) -> Entry:
-        versions = self.included.get(op.stage, {0: START})
+        versions, backward = self.included.get(op.stage, {0: START}), self._met(op)
+        if missing := {forward, backward} - versions.keys():
+            raise ValueError(f"{op} meets weights that have seen {max(missing)} steps, and no step makes them")
         update = min((v for v in versions.values() if v >= op.microbatch), default=None)
         groups = [alive for group, alive in self.alive.items() if self.stage_of[group] == op.stage]
         alive = tuple(versions[count] for count in sorted(set().union(*groups)))
-        return Entry(op.microbatch, op.stage, self.rank, versions[forward], versions[op.version], alive, update)
+        return Entry(op.microbatch, op.stage, self.rank, versions[forward], versions[backward], alive, update)
 
     def _count_alive(self) -> None:
         for group, alive in self.alive.items():
@@ -209,4 +233,7 @@ class _Reader:
 
 def _count(value: Value) -> int:
     """The steps that a weight has seen: 2 of `fc0.w@2`, and of a shard or a gathered copy of it."""
-    return int(value.rpartition("@")[2].partition("/")[0])
+    count = value.rpartition("@")[2].partition("/")[0]
+    if not (count.isdecimal() and count.isascii()):
+        raise ValueError(f"weights are called NAME@STEPS, as in fc0.w@2, and {value!r} is not; give them such names")
+    return int(count)

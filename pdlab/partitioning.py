@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from math import inf
 from pathlib import Path
 
-from pdlab import lab, models
+from pdlab import data, lab, models
 from pdlab.commands import PICTURE_SUFFIXES
 from pdlab.files import make_folder
 from pdlab.models import Model
@@ -21,6 +21,9 @@ them."""
 
 MINIBATCHES, STEPS = 8, 5
 """Minibatches of a measured step, and steps after one to warm up; the median step is profiled."""
+
+LEAST_S = 1e-9
+"""Less than that all layers together never take."""
 
 
 def add_arguments(verb: ArgumentParser) -> None:
@@ -75,6 +78,7 @@ def partition(given: Namespace) -> None:
     if links.bandwidth == inf and not given.by:
         print("links are free; give --bandwidth, since nothing beats replicas of the whole model that sum for nothing")
     print(f"next: {_next(found, given)}")
+    print("(which has these stages, but the lab's teaching costs instead of these times and links)")
     if given.plot:
         _draw(found, given.plot, f"{made}, model {model.name}, minibatches of {rows}")
 
@@ -102,9 +106,12 @@ def _usual_samples(given: Namespace, ranks: int) -> int:
 
 def _times(text: str | None) -> list[float]:
     try:
-        return [float(piece) for piece in text.split(",")] if text is not None else []
+        times = [float(piece) for piece in text.split(",")] if text is not None else []
     except ValueError:
-        raise ValueError(f"--times {text}; give seconds for each layer with commas between: 0.1,0.2,0.1") from None
+        raise ValueError(f"--times {text!r}; give seconds for each layer with commas between: 0.1,0.2,0.1") from None
+    if times and sum(times) < LEAST_S:
+        raise ValueError(f"--times {text}, which is nothing to balance; give at least {LEAST_S:g} s together")
+    return times
 
 
 def _model(given: Namespace, ranks: int, num_times: int) -> Model:
@@ -126,6 +133,11 @@ def _measured(model: Model, rows: int) -> tuple[tuple[Layer, ...], str]:
     from pdlab.compare import digits_batch, median_trace
     from pdlab.launch import Ranks
 
+    if rows > (most := data.NUM_SAMPLES // MINIBATCHES):
+        raise ValueError(
+            f"minibatches of {rows} samples, {MINIBATCHES} of which are measured at a time, and there are "
+            f"{data.NUM_SAMPLES} digits; give --minibatch {most} or less"
+        )
     program = build(get("single"), Plan(microbatches=MINIBATCHES, batch=MINIBATCHES * rows), model)
     with Ranks(1) as one:
         result = one.run(program, digits_batch(program.batch), steps=1 + STEPS)

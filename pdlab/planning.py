@@ -142,7 +142,7 @@ def _refuse_choices(given: Namespace) -> None:
     usual |= dict.fromkeys(("pp", "microbatches", "virtual", "limit", "split", *STAGES))
     for name, value in usual.items():
         if getattr(given, name) not in (value, None):
-            raise ValueError(f"--{name} {getattr(given, name)} for a program that is complete; leave it out")
+            raise ValueError(f"--{name} {_typed(getattr(given, name))} for a program that is complete; leave it out")
 
 
 def _placed(table: Table, given: Namespace) -> Plan:
@@ -153,5 +153,10 @@ def _placed(table: Table, given: Namespace) -> Plan:
             raise ValueError(f"--{name} {getattr(given, name)} for a table of {getattr(plan, name)}; leave it out")
     for name in ("virtual", "limit", *STAGES):
         if getattr(given, name) is not None:
-            raise ValueError(f"--{name} {getattr(given, name)} for a table, which says all that; leave it out")
+            raise ValueError(f"--{name} {_typed(getattr(given, name))} for a table, which says all that; leave it out")
     return plan
+
+
+def _typed(value: object) -> str:
+    """As it stands on a command line."""
+    return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)

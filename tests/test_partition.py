@@ -614,8 +614,8 @@ def test_what_to_run_next_runs(words: tuple[str, ...], following: str, capsys: p
     [
         (("--model", "nominal"), "--model nominal has no times and cannot be run"),
         (("--model", "nominal", "--times", "1", "--depth", "2"), "--depth 2 with --model nominal"),
-        (("--times", "1,a"), "--times 1,a; give seconds for each layer"),
-        (("--times", ""), "--times ; give seconds for each layer"),
+        (("--times", "1,a"), "--times '1,a'; give seconds for each layer"),
+        (("--times", ""), "--times ''; give seconds for each layer"),
         (("--times", "1,2"), "2 times for the 8 layers of model transformer"),
         (("--model", "nominal", "--times", "1,nan"), "layer layer1: seconds is nan"),
         (("--ranks", "0"), "--ranks 0; give at least 1"),

@@ -445,7 +445,7 @@ def test_show_replicas(capsys: pytest.CaptureFixture[str]) -> None:
 def test_replicas_that_are_no_numbers(given_: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["show", "pipedream", f"--replicas={given_}"])
-    assert "give a whole number of at least 1 for each stage, as in 3:1" in capsys.readouterr().err
+    assert "give a number from 1 to 4096 for each stage, as in 3:1" in capsys.readouterr().err
 
 
 def test_naive_runs_on_the_mlp_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -590,3 +590,53 @@ def test_ignored_labels_do_not_count() -> None:
 def test_no_ranks_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["simulate", "1f1b", "--pp", "0"]) == 2
     assert "pp is 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"minibatches": 0},
+        {"size": -1},
+        {"minibatches": 2.5},
+        {"p": 0},
+        {"lr": float("nan")},
+        {"lr": 0},
+        {"lr": 1e300},
+        {"seed": -1},
+        {"variants": "pipedream"},
+    ],
+)
+def test_a_convergence_of_nonsense_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="give a"):
+        converge(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_ledger_believes_operands_not_words() -> None:
+    """A version that an op is only said to meet: what it reads counts."""
+    program = made("pipedream", pp=2, microbatches=4)
+    rank = program.ranks[0]
+    lying = [op._replace(version=op.version + 1) if op.kind is Kind.BACKWARD else op for op in rank.ops]
+    assert Ledger.of(program.with_ranks([replace(rank, ops=tuple(lying)), program.ranks[1]])) == replace(
+        Ledger.of(program), program=program.with_ranks([replace(rank, ops=tuple(lying)), program.ranks[1]])
+    )
+
+
+def test_a_ledger_of_what_is_no_stream() -> None:
+    first, drain = stopped(get("pipedream"), Plan(pp=4, microbatches=10), models.nominal(4), 3)
+    assert len(Ledger.of(first, drain).entries) == 4 * 7
+    for parts in ((first, first), (made("pipedream", pp=2, microbatches=4), first)):
+        with pytest.raises(ValueError, match="does not go on from"):
+            Ledger.of(*parts)
+    with pytest.raises(ValueError, match="no programs"):
+        Ledger.of()
+
+
+@pytest.mark.parametrize("after", [True, 1.0, "3", None])
+def test_a_stop_is_after_a_minibatch(after: object) -> None:
+    with pytest.raises(ValueError, match="give the number of a minibatch"):
+        stopped(get("pipedream"), Plan(pp=2, microbatches=4), models.nominal(2), after)  # type: ignore[arg-type]
+
+
+def test_nothing_to_stop() -> None:
+    with pytest.raises(ValueError, match="steps once, at its end"):
+        stopped(get("1f1b"), Plan(pp=2, microbatches=4), models.nominal(2), -1)

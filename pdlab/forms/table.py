@@ -61,7 +61,8 @@ def _check_versions(ops: tuple[Op, ...]) -> None:
             if op.version != usual:
                 raise FormError(
                     f"{op.stage}{op.kind.value}{op.microbatch} meets weights that have seen {op.version} steps, not "
-                    f"{usual} as a table would have it, which names no versions; write the program as JSON"
+                    f"{usual} as a table would have it, which names no versions; write the program as JSON (--format "
+                    "json)"
                 )
 
 

@@ -22,7 +22,7 @@ PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
 COMPLETED = re.compile(r"[0-9]+((SEND|RECV)_[FB][0-9]+|(UNSHARD|RESHARD|REDUCE_GRAD)[0-9]*)")
 """Cells of torch's `compute_comms` form that say nothing about the order."""
 
-ALLOWED = "write stage, kind, microbatch, as in 2F0, 2B0, 2I0, 2W0, or 2STEP"
+ALLOWED = "write stage, kind, microbatch, as in 2F0, 2B0, 2I0, 2W0, 2STEP or 2STEP3"
 
 Place = tuple[int, int]
 """Rank and column of a cell, both from 0. People are told columns from 1."""

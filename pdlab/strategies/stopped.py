@@ -18,7 +18,10 @@ from pdlab.strategies.plan import Plan
 
 def stopped(strategy: Strategy, plan: Plan, model: Model, after: int) -> tuple[Program, Program]:
     """The stream of `plan`, stopped when every stage has stepped on minibatch `after`: what runs until then, and the
-    drain. The batch is that of the minibatches that had gone in. ValueError where no step is taken on `after`."""
+    drain, to be run one after the other (`ranks.run(stopped(...), batch)`) on a batch of as many samples as
+    `programs[0].batch` says, for the minibatches that had gone in. ValueError where no step is taken on `after`."""
+    if type(after) is not int:
+        raise ValueError(f"after is {after!r}; give the number of a minibatch")
     plan = strategy.chosen(plan)
     schedule = strategy.schedule(plan)
     known = sorted(set.intersection(*({op.microbatch for op in ops if op.kind is Kind.STEP} for ops in schedule)))
