@@ -46,8 +46,8 @@ def convergence() -> Figure:
     from pdlab.compare import TEACHING_COSTS
     from pdlab.convergence import converge
 
-    curves = converge(p=4, lr=0.5)
-    about = ["200 minibatches of 16 digits, learning rate 0.5, one start and one order; losses from local mode"]
+    curves = converge(p=4, lr=0.6, size=32)
+    about = ["200 minibatches of 32 digits, learning rate 0.6, one start and one order; losses from local mode"]
     about.append(f"times simulated, {TEACHING_COSTS}")
     return plots.convergence(curves, title="PipeDream's variants on four stages of an MLP", small_print=about)
 

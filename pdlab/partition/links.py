@@ -14,9 +14,9 @@ moves what a ring moves), Narayanan et al. (SOSP 2019, section 3.1) the first an
 own programs do (`passes/copies`). Both papers charge the message between two stages in full, however many replicas send
 and receive it; where each of them has a link of its own, the true time is less.
 
-All that moves is taken to be hidden under other minibatches. Simulated, the lab's programs are exactly as fast as is
-predicted with free links; with slow ones they are mostly slower: the warm-up of 1F1B has no minibatches to spare for
-what is on its way, and a step waits for its sums.
+All that moves is taken to be hidden under other minibatches, so a prediction is a bound. Simulated, the lab's programs
+reach it with free links where no stage but the first is replicated. Otherwise they may be slower: the warm-up of 1F1B
+has no minibatches to spare for what is on its way, and replicas wait for each other's gradients at every step.
 """
 
 from dataclasses import dataclass

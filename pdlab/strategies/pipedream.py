@@ -37,7 +37,7 @@ class Replica:
 
     @property
     def warm_up(self) -> int:
-        """Forwards before its first backward: p - 1 - s where no stage is replicated."""
+        """Forwards before it begins to alternate forward and backward: p - 1 - s where no stage is replicated."""
         return (sum(self.replicas[self.stage :]) - 1) // self.count
 
 
