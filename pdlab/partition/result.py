@@ -83,7 +83,7 @@ class Partition:
 
     @property
     def warm_up(self) -> tuple[int, ...]:
-        """How many forwards each rank of a stage does before its first backward: as many more minibatches are then in
+        """How many forwards each rank of a stage does before it alternates: as many more minibatches are then in
         flight from here on as there are ranks (NOAM, section 3.3 of arXiv:1806.03377; p - 1 - s without replicas)."""
         return tuple((sum(self.replicas[s:]) - 1) // m for s, m in enumerate(self.replicas))
 
