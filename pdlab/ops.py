@@ -81,6 +81,7 @@ class Stream(NamedTuple):
 
 
 COMPUTE = Stream(Lane.COMPUTE)
+NOTHING: frozenset[Value] = frozenset()
 
 
 class Op(NamedTuple):
@@ -125,10 +126,14 @@ def consuming(op: Op, values: frozenset[Value]) -> Op:
     return tuple.__new__(Op, (*op[:6], values, *op[7:]))
 
 
-def message(kind: Kind, value: Value, peer: int, stream: Stream) -> Op:
+def sending(value: Value, peer: int, stream: Stream) -> Op:
     """One side of a message, made the short way: a large pipeline has more of these than of all else."""
-    given, made = ((value,), ()) if kind is Kind.SEND else ((), (value,))
-    return tuple.__new__(Op, (kind, -1, -1, -1, given, made, frozenset(), None, peer, None, stream, -1, -1))
+    return tuple.__new__(Op, (Kind.SEND, -1, -1, -1, (value,), (), NOTHING, None, peer, None, stream, -1, -1))
+
+
+def receiving(value: Value, peer: int, stream: Stream) -> Op:
+    """The other side."""
+    return tuple.__new__(Op, (Kind.RECV, -1, -1, -1, (), (value,), NOTHING, None, peer, None, stream, -1, -1))
 
 
 def stamped(op: Op, microbatch: int, inputs: tuple[Value, ...], writes: tuple[Value, ...], pair: int) -> Op:

@@ -7,7 +7,7 @@ from cases import finished, kill_test, strategy
 
 from pdlab.costs import Analytic, Uniform
 from pdlab.execute.local import run_local
-from pdlab.ops import F, Kind, Lane, Op, Stream, consuming, message, stamped
+from pdlab.ops import F, Kind, Lane, Op, Stream, consuming, receiving, sending, stamped
 from pdlab.program import Program
 from pdlab.simulate import simulate
 from pdlab.strategies import Plan
@@ -53,5 +53,5 @@ def test_ops_made_the_short_way_are_ops() -> None:
     assert consuming(op, frozenset({"x"})) == op._replace(consumes=frozenset({"x"}))
     assert stamped(op, 7, ("a",), ("b",), 6) == op._replace(microbatch=7, inputs=("a",), writes=("b",), pair=6)
     to = Stream(Lane.TO, peer=3)
-    assert message(Kind.SEND, "v", 3, to) == Op(Kind.SEND, inputs=("v",), peer=3, stream=to)
-    assert message(Kind.RECV, "v", 3, to) == Op(Kind.RECV, writes=("v",), peer=3, stream=to)
+    assert sending("v", 3, to) == Op(Kind.SEND, inputs=("v",), peer=3, stream=to)
+    assert receiving("v", 3, to) == Op(Kind.RECV, writes=("v",), peer=3, stream=to)

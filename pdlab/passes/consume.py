@@ -18,7 +18,8 @@ def _consume(rank: RankProgram) -> RankProgram:
     wanted: set[Value] = set(rank.live_out)
     ops = []
     for op in reversed(rank.ops):
-        ends = [value for value in op.operands if value not in wanted]
+        operands = op.inputs if op.guard is None else op.operands
+        ends = [value for value in operands if value not in wanted]
         if ends or op.consumes:
             wanted.update(ends)
             op = consuming(op, frozenset(ends))

@@ -10,6 +10,7 @@ order of their own (a ring begins each chunk at another rank), and the copies wo
 """
 
 from dataclasses import replace
+from functools import cached_property
 
 from pdlab.mesh import Axis
 from pdlab.ops import Kind, Op, Value
@@ -38,9 +39,12 @@ class _Holder:
 
     def __init__(self, rank: RankProgram, place: int) -> None:
         self.rank, self.place = rank, place
-        self.written = {value for op in rank.ops for value in op.writes}
         self.names: dict[Value, Value] = {}
         self.terms: dict[Value, dict[Value, Type]] = {}
+
+    @cached_property
+    def written(self) -> set[Value]:
+        return {value for op in self.rank.ops for value in op.writes}
 
     def summed(self) -> RankProgram:
         if not self.terms:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pdlab.mesh import Axis
-from pdlab.ops import Kind, Lane, Op, Stream, Value, message
+from pdlab.ops import Kind, Lane, Op, Stream, Value, receiving, sending
 from pdlab.program import Program, RankProgram, Type
 
 Place = tuple[int, int]
@@ -127,8 +127,8 @@ class _Line:
             leaving, coming, latest = sends[source], receives[target], len(self.ranks[target].ops)
             for position, use, value in sorted(messages, reverse=True):
                 latest = min(latest, use)
-                leaving[position].append(message(Kind.SEND, value, target, to))
-                coming[latest].append(message(Kind.RECV, value, source, origin))
+                leaving[position].append(sending(value, target, to))
+                coming[latest].append(receiving(value, source, origin))
         return {r: self._merged(r, sends[r], receives[r]) for r in self.ranks}
 
     def _merged(self, r: int, sends: Inserted, receives: Inserted) -> RankProgram:
@@ -140,5 +140,5 @@ class _Line:
             ops.append(op)
             if i in sends:
                 ops += sends[i][::-1]
-        types = self.ranks[r].types | self.relayed.get(r, {})
-        return replace(self.ranks[r], ops=tuple(ops), types=types)
+        types, relayed = self.ranks[r].types, self.relayed.get(r)
+        return replace(self.ranks[r], ops=tuple(ops), types=types | relayed if relayed else types)

@@ -13,13 +13,23 @@ from pdlab.models.spec import Group, Kept, Segment, Tensor
 from pdlab.ops import Op, Value
 from pdlab.program import Role, Size, Sized, Type, gradient_layout, tensor_role
 
-NOTHING_FOUND = 0, 0, ""
+
+@dataclass(slots=True)
+class Found:
+    """What a segment has found of a group's gradient since the last step: how many microbatches are in it, and what
+    their sum is called."""
+
+    stem: str
+    type: Type
+    step: int
+    count: int = 0
+    newest: Value = ""
 
 
 @dataclass
 class Names:
-    """`live_in` collects what must be there before; `accumulated` says, for a group and a segment that uses it, how
-    many steps there were, how many gradients have been added up since, and what their sum is called."""
+    """`live_in` collects what must be there before; `accumulated` says what each segment has found of a group's
+    gradient."""
 
     model: Model
     mesh: Mesh
@@ -28,7 +38,7 @@ class Names:
     types: dict[Value, Type] = field(default_factory=dict)
     live_in: set[Value] = field(default_factory=set)
     losses: set[Value] = field(default_factory=set)
-    accumulated: dict[tuple[str, str], tuple[int, int, Value]] = field(default_factory=dict)
+    accumulated: dict[tuple[str, str], "Found"] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
     gradient_types: dict[str, Type] = field(default_factory=dict)
 
@@ -136,25 +146,26 @@ class Names:
         of the segments that share a group adds up what it finds itself."""
         so_far, written = [], []
         for group in segment.groups:
-            user = segment.name
-            step, count, newest = self.accumulated.get((group.name, user), NOTHING_FOUND)
-            if count:
-                so_far.append(newest)
-            value = f"{self._gradient_of(group, user, step)}#{count}"
+            found = self.accumulated.get((group.name, segment.name)) or self._nothing_found(group, segment.name, 0)
+            if found.count:
+                so_far.append(found.newest)
+            found.newest = value = f"{found.stem}#{found.count}"
+            found.count += 1
             written.append(value)
-            self.types[value] = self._gradient_type(group)
-            self.accumulated[group.name, user] = (step, count + 1, value)
+            self.types[value] = found.type
         return tuple(so_far), tuple(written)
+
+    def _nothing_found(self, group: Group, user: str, step: int) -> "Found":
+        several = len(self.model.users[group.name]) > 1
+        stem = f"{group.name}.g{step}/{user}" if several else f"{group.name}.g{step}"
+        found = self.accumulated[group.name, user] = Found(stem, self._gradient_type(group), step)
+        return found
 
     def _gradient_type(self, group: Group) -> Type:
         if group.name not in self.gradient_types:
             layout = gradient_layout(group, self.mesh)
             self.gradient_types[group.name] = Type(Role.GRADIENT, group.bytes, layout, group.name)
         return self.gradient_types[group.name]
-
-    def _gradient_of(self, group: Group, user: str, step: int) -> str:
-        several = len(self.model.users[group.name]) > 1
-        return f"{group.name}.g{step}/{user}" if several else f"{group.name}.g{step}"
 
     def none_found(self, group: Group, mb: int) -> Value:
         """What a step reads that has no gradient of this rank in it: `sum_copies` puts that of the others there."""
@@ -166,10 +177,10 @@ class Names:
         """What the users of a group on this rank have found since the last step, which is over now."""
         found = []
         for user in self.model.users[group.name]:
-            step, count, newest = self.accumulated.get((group.name, user), NOTHING_FOUND)
-            if count:
-                found.append(newest)
-                self.accumulated[group.name, user] = (step + 1, 0, "")
+            known = self.accumulated.get((group.name, user))
+            if known and known.count:
+                found.append(known.newest)
+                self._nothing_found(group, user, known.step + 1)
         return found
 
 
