@@ -98,7 +98,7 @@ def _stages(program: Program) -> list[StageRule]:
     """Which versions each stage of the program meets, as a rule for the reference."""
     ledger, stages = Ledger.of(program), []
     for stage in range(len(program.stages)):
-        entries = [entry for entry in ledger.entries if entry.stage == stage]
+        entries = [*{entry.minibatch: entry for entry in ledger.entries if entry.stage == stage}.values()]
         updates = sorted({entry.update for entry in entries if entry.update is not None})
         every, last = updates[0] + 1, program.num_microbatches - 1
         if updates != sorted({*range(every - 1, last, every), last}):

@@ -560,8 +560,9 @@ def test_a_table_of_a_stream_runs_and_is_held_to_what_it_says(
 ) -> None:
     file = tmp_path / "stream.csv"
     file.write_text(forms.schedule_csv(made("pipedream", microbatches=7, **choices)))
-    assert cli.main(["run", str(file), "--mode", "local", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["grad_max_rel_error"] < EXACT
+    for more in ((), ("--dp", "2"), ("--tp", "2")):
+        assert cli.main(["run", str(file), "--mode", "local", "--json", *more]) == 0
+        assert json.loads(capsys.readouterr().out)["grad_max_rel_error"] < EXACT
 
 
 def test_steps_at_odd_places_have_no_rule(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
