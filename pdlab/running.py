@@ -138,7 +138,7 @@ def compare_all(chosen: Sequence[Strategy], given: Namespace) -> None:
     with pool_of(given, given.ranks) as (pool, costs):
         for strategy in (bar := tqdm(suited, unit="strategy", leave=False)):
             bar.set_description(strategy.name)
-            done.append(compare(made[strategy.name], pool, costs=costs, steps=given.steps))
+            done.append(compare(made[strategy.name], pool, costs=costs, steps=given.steps, watch=_share_on(bar)))
             if strategy in stocked:
                 done.append(_stock(strategy, given, stages, costs, timed=pool is not None))
     _write(done, given.out)
@@ -262,6 +262,11 @@ def _mode(given: Namespace, size: int) -> Mode:
         say = "oversubscribed, so what is measured is how they share cores, and no costs are fitted to it"
     print(f"{size} ranks on {cores} cores: {say}", file=sys.stderr, flush=True)
     return mode
+
+
+def _share_on(bar: tqdm) -> Watch:
+    """How much of what is under way is done, beside a bar that counts what is over."""
+    return lambda share: bar.set_postfix_str(f"{share:.0%} of this one")
 
 
 @contextmanager
