@@ -173,6 +173,7 @@ def serve(channel: socket.socket, duties: Duties) -> None:
 
 
 def _report(error: BaseException, duties: Duties) -> Message:
-    text = "".join(traceback.format_exception(error.__cause__ or error))
+    cause = error.__cause__ or error
+    text = "" if isinstance(cause, TimeoutError) else "".join(traceback.format_exception(cause))
     said = str(error) if isinstance(error, RankError) else f"rank {duties.rank}: {type(error).__name__}: {error}"
     return {"error": said, "traceback": text, "at": duties.clock.now()}
