@@ -189,13 +189,16 @@ class _Reader:
         return included
 
     def _walk(self) -> None:
-        forwards: dict[tuple[int, int], int] = {}
+        """Of the segments of a stage that one counts whose backward meets other weights than its forward did."""
+        forwards: dict[tuple[int, int, int], int] = {}
         for op in self.ops:
-            key = op.stage, op.microbatch
             if op.kind is Kind.FORWARD:
-                forwards.setdefault(key, self._met(op))
-            elif op.kind in BACKWARD_KINDS and key not in self.entries:
-                self.entries[key] = self._entry(op, forwards.get(key, self._met(op)))
+                forwards[op.stage, op.segment, op.microbatch] = self._met(op)
+            elif op.kind in BACKWARD_KINDS - {Kind.BACKWARD_WEIGHT}:
+                entry = self._entry(op, forwards.get((op.stage, op.segment, op.microbatch), self._met(op)))
+                known = self.entries.setdefault((op.stage, op.microbatch), entry)
+                if known.consistent and not entry.consistent:
+                    self.entries[op.stage, op.microbatch] = entry
             for value in op.consumes:
                 self._leave(value)
             for value in op.writes:

@@ -1,5 +1,6 @@
-"""From what a user typed to a member of an enumeration."""
+"""From what a user types to what is meant, and back: members of enumerations, numbers of stages."""
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import TypeVar
 
@@ -13,3 +14,8 @@ def named(kind: type[E], name: object) -> E:
     if found is None:
         raise ValueError(f"{kind.__name__.lower()} {name!r}; choose one of {', '.join(known)}")
     return found
+
+
+def colons(numbers: Iterable[int]) -> str:
+    """`3:1`, as the command line takes the layers and replicas of stages."""
+    return ":".join(map(str, numbers))

@@ -8,8 +8,8 @@ from pdlab import data, lab, models
 from pdlab.commands import PICTURE_SUFFIXES
 from pdlab.files import make_folder
 from pdlab.models import Model
+from pdlab.named import colons
 from pdlab.partition import By, Layer, Links, Partition, Sums, balanced, layers_of, pipedream, profile
-from pdlab.partition.result import colons
 from pdlab.strategies import Plan, build, get
 
 SUMMARY = "Balance a model over stages and replicas, and say what limits it."

@@ -12,6 +12,7 @@ from pdlab.depend import ProgramError
 from pdlab.forms import Table
 from pdlab.mesh import Axis
 from pdlab.models import Model
+from pdlab.named import colons
 from pdlab.own_schedule import lower_table, plan_of_table, valid
 from pdlab.passes import Recompute
 from pdlab.program import Program
@@ -159,4 +160,4 @@ def _placed(table: Table, given: Namespace) -> Plan:
 
 def _typed(value: object) -> str:
     """As it stands on a command line."""
-    return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return colons(value) if isinstance(value, tuple) else str(value)

@@ -33,7 +33,7 @@ from pdlab.program import Program, split_rows
 from pdlab.simulate import simulate
 from pdlab.state import assemble, initial_parameters
 from pdlab.strategies import Plan, build, get
-from pdlab.strategies.catalog import connected, lower_unconnected
+from pdlab.strategies.catalog import connected, unconnected
 from pdlab.strategies.data_parallel import single
 from pdlab.trajectory import trajectory_error
 
@@ -88,9 +88,7 @@ def uneven_shards() -> Case:
 def stream(name: str, plan: Plan, *, cuts: tuple[int, ...] = (), model: Model | None = None) -> Case:
     """A pipeline that steps along the way, cut into programs after the given minibatches; the whole trajectory is
     compared."""
-    variant, model = get(name), model or small_mlp()
-    plan = variant.chosen(plan)
-    rest, parts = lower_unconnected(name, variant.schedule(plan), plan, model), []
+    rest, parts = unconnected(get(name), plan, model or small_mlp()), []
     for after in cuts:
         first, rest = cut(rest, after)
         parts.append(first)

@@ -641,3 +641,16 @@ def test_a_stop_is_after_a_minibatch(after: object) -> None:
 def test_nothing_to_stop() -> None:
     with pytest.raises(ValueError, match="steps once, at its end"):
         stopped(get("1f1b"), Plan(pp=2, microbatches=4), models.nominal(2), -1)
+
+
+def test_a_ledger_looks_at_every_segment() -> None:
+    """One layer of a stage that goes back over newer weights than it went forward is enough."""
+    right, wrong = (
+        made(name, small_mlp(), pp=2, microbatches=6, batch=12) for name in ("pipedream", "pipedream_naive")
+    )
+    mixed = [
+        theirs if ours.kind is Kind.BACKWARD and (ours.segment, ours.microbatch) == (1, 3) else ours
+        for ours, theirs in zip(right.ranks[0].ops, wrong.ranks[0].ops, strict=True)
+    ]
+    ledger = Ledger.of(right.with_ranks([replace(right.ranks[0], ops=tuple(mixed)), right.ranks[1]]))
+    assert [(e.minibatch, e.stage) for e in ledger.inconsistent] == [(3, 0)]

@@ -7,6 +7,7 @@ from math import prod
 
 from pdlab.models.spec import Exchange, Group, Item, Segment, Tensor
 from pdlab.models.split import Split
+from pdlab.named import colons
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class Model:
     def _given_stages(self, num_stages: int, layers: tuple[int, ...]) -> tuple[int, ...]:
         if len(layers) != num_stages or sum(layers) != len(self.layers):
             raise ValueError(
-                f"stages of {':'.join(map(str, layers))} layers for {num_stages} stages of model {self.name}, which "
+                f"stages of {colons(layers)} layers for {num_stages} stages of model {self.name}, which "
                 f"has {len(self.layers)} layers; give a number for each stage, {len(self.layers)} together"
             )
         return layers

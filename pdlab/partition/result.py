@@ -8,8 +8,10 @@ from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
+from pdlab.named import colons
 from pdlab.partition.layer import Layer, span
 from pdlab.partition.links import Links
+from pdlab.strategies.pipedream import replicas_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,7 +87,7 @@ class Partition:
     def warm_up(self) -> tuple[int, ...]:
         """How many forwards each rank of a stage does before it alternates: as many more minibatches are then in
         flight from here on as there are ranks (NOAM, section 3.3 of arXiv:1806.03377; p - 1 - s without replicas)."""
-        return tuple((sum(self.replicas[s:]) - 1) // m for s, m in enumerate(self.replicas))
+        return tuple(replica.warm_up for replica in replicas_of(self.replicas) if not replica.turn)
 
     @cached_property
     def loads(self) -> tuple[Load, ...]:
@@ -177,11 +179,6 @@ def _seconds(stage: Sequence[Layer]) -> float:
 
 def _shared(seconds: float, m: int) -> str:
     return duration(seconds) + (f" / {m}" if m > 1 else "")
-
-
-def colons(numbers: Sequence[int]) -> str:
-    """`3:1`, as the command line takes the layers and replicas of stages."""
-    return ":".join(map(str, numbers))
 
 
 def duration(seconds: float) -> str:

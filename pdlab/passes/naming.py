@@ -38,7 +38,7 @@ class Names:
     types: dict[Value, Type] = field(default_factory=dict)
     live_in: set[Value] = field(default_factory=set)
     losses: set[Value] = field(default_factory=set)
-    accumulated: dict[tuple[str, str], "Found"] = field(default_factory=dict)
+    accumulated: dict[tuple[str, str], Found] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
     gradient_types: dict[str, Type] = field(default_factory=dict)
 
@@ -155,7 +155,7 @@ class Names:
             self.types[value] = found.type
         return tuple(so_far), tuple(written)
 
-    def _nothing_found(self, group: Group, user: str, step: int) -> "Found":
+    def _nothing_found(self, group: Group, user: str, step: int) -> Found:
         several = len(self.model.users[group.name]) > 1
         stem = f"{group.name}.g{step}/{user}" if several else f"{group.name}.g{step}"
         found = self.accumulated[group.name, user] = Found(stem, self._gradient_type(group), step)

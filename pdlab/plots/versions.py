@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from pdlab import theme
 from pdlab.mesh import Axis
+from pdlab.named import colons
 from pdlab.plots.page import HEADING, page
 from pdlab.plots.timeline import time_axis
 from pdlab.plots.units import Unit, time_unit
@@ -48,7 +49,7 @@ def name(program: Program, met: Versions) -> str:
         ranks.setdefault(entry.stage, set()).add(entry.rank)
     of_pipeline = program.mesh.degree(Axis.PP)
     replicas = [len(of) * of_pipeline // program.mesh.size for _, of in sorted(ranks.items())]
-    placed = f" ({':'.join(map(str, replicas))})" if len(replicas) < of_pipeline == sum(replicas) else ""
+    placed = f" ({colons(replicas)})" if len(replicas) < of_pipeline == sum(replicas) else ""
     m = program.num_microbatches
     return f"{program.name} on {program.mesh}{placed}, {m} {met.word}{'es' * (m > 1)}"
 

@@ -12,6 +12,7 @@ from pdlab.collector import paused
 from pdlab.mesh import Axis
 from pdlab.models.model import Model
 from pdlab.models.split import Split
+from pdlab.named import colons
 from pdlab.ops import Op
 from pdlab.passes import (
     all_reduce_gradients,
@@ -88,7 +89,7 @@ class Strategy:
             raise ValueError(f"--limit {plan.limit:g} with {self.name}, whose order is fixed; leave it out")
         if plan.replicas is not None and not self.replicated:
             raise ValueError(
-                f"--replicas {':'.join(map(str, plan.replicas))} with {self.name}, whose stages have one rank each; "
+                f"--replicas {colons(plan.replicas)} with {self.name}, whose stages have one rank each; "
                 "leave it out (--dp replicates all of them), or take pipedream"
             )
         if plan.accumulate is not None and not self.accumulates:
@@ -211,33 +212,29 @@ def num_stages(schedule: Schedule) -> int:
 
 def build(strategy: Strategy, plan: Plan, model: Model) -> Program:
     """The whole way from a schedule to a program that interpreters walk; the model is split as the plan says."""
-    plan = strategy.chosen(plan)
     with paused():
-        schedule = strategy.schedule(plan)
-        return lower_schedule(strategy.name, schedule, plan, model, strategy.passes, strategy.bucketed)
+        return connected(unconnected(strategy, plan, model))
 
 
-def lower_schedule(
-    name: str,
-    schedule: Schedule,
-    plan: Plan,
-    model: Model,
-    passes: tuple[Callable[[Program, Plan], Program], ...] = (),
-    bucketed: bool = True,
-) -> Program:
-    """Lower the ops of each pipeline rank, from a generator or from a table that somebody typed."""
-    return connected(lower_unconnected(name, schedule, plan, model, passes, bucketed))
-
-
-def lower_unconnected(
-    name: str,
-    schedule: Schedule,
-    plan: Plan,
-    model: Model,
-    passes: tuple[Callable[[Program, Plan], Program], ...] = (),
-    bucketed: bool = True,
-) -> Program:
+def unconnected(strategy: Strategy, plan: Plan, model: Model) -> Program:
     """All but the messages and what follows from them, which is where a program can be cut."""
+    plan = strategy.chosen(plan)
+    return _lowered(strategy.name, strategy.schedule(plan), plan, model, strategy.passes, strategy.bucketed)
+
+
+def lower_schedule(name: str, schedule: Schedule, plan: Plan, model: Model) -> Program:
+    """Lower the ops of each pipeline rank, as somebody typed them."""
+    return connected(_lowered(name, schedule, plan, model))
+
+
+def _lowered(
+    name: str,
+    schedule: Schedule,
+    plan: Plan,
+    model: Model,
+    passes: tuple[Callable[[Program, Plan], Program], ...] = (),
+    bucketed: bool = True,
+) -> Program:
     _check_split(plan, model)
     program = lower(
         *(name, schedule, model, plan.mesh, plan.rows),

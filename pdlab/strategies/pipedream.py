@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import lcm
 
+from pdlab.named import colons
 from pdlab.ops import STEP, B, F, Kind, Op
 from pdlab.strategies.pipeline import one_f_one_b
 
@@ -82,7 +83,7 @@ def pipedream_vertical_sync(replica: Replica, num_minibatches: int) -> Iterator[
     rounds_meet = lcm(*replica.replicas)
     if len(set(replica.replicas)) > 1 and rounds_meet > num_minibatches:
         raise ValueError(
-            f"stages on {':'.join(map(str, replica.replicas))} ranks have a version in common after every "
+            f"stages on {colons(replica.replicas)} ranks have a version in common after every "
             f"{rounds_meet} minibatches, and there are {num_minibatches}; give at least {rounds_meet} "
             "(--microbatches), or as many replicas to every stage"
         )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, fields
 
 from pdlab.mesh import Mesh
 from pdlab.models.split import Split
-from pdlab.named import named
+from pdlab.named import colons, named
 from pdlab.passes import Recompute
 from pdlab.program import split_rows
 from pdlab.strategies.automatic import Times
@@ -92,14 +92,14 @@ class Plan:
                     f"{name} is {given!r}; give a tuple of whole numbers of at least 1, one for each stage"
                 )
         if self.replicas and sum(self.replicas) != self.pp:
-            shape = ":".join(map(str, self.replicas))
+            shape = colons(self.replicas)
             raise ValueError(
                 f"replicas {shape} are {sum(self.replicas)} ranks and pp is {self.pp}; give pp={sum(self.replicas)}, "
                 f"or replicas that add up to {self.pp}"
             )
         if self.layers and self.virtual is not None and len(self.layers) != self.num_stages:
             raise ValueError(
-                f"layers {':'.join(map(str, self.layers))} are for {len(self.layers)} stages and there are "
+                f"layers {colons(self.layers)} are for {len(self.layers)} stages and there are "
                 f"{self.num_stages}; give a number for each"
             )
 

@@ -12,7 +12,7 @@ from pdlab.models.model import Model
 from pdlab.ops import Kind
 from pdlab.passes import cut
 from pdlab.program import Program
-from pdlab.strategies.catalog import Schedule, Strategy, connected, lower_unconnected
+from pdlab.strategies.catalog import Schedule, Strategy, connected, unconnected
 from pdlab.strategies.plan import Plan
 
 
@@ -32,8 +32,7 @@ def stopped(strategy: Strategy, plan: Plan, model: Model, after: int) -> tuple[P
         raise ValueError(f"{strategy.name} takes no step on minibatch {after!r} on every stage; stop after one of {on}")
     entered = _entered(schedule, after)
     shorter = replace(plan, microbatches=entered, batch=sum(sum(rows[:entered]) for rows in plan.rows))
-    whole = lower_unconnected(strategy.name, strategy.schedule(shorter), shorter, model, strategy.passes)
-    first, rest = cut(whole, after)
+    first, rest = cut(unconnected(strategy, shorter, model), after)
     return connected(first), connected(rest)
 
 
